@@ -1,0 +1,1 @@
+"""Programs a user of packload would write."""

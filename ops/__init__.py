@@ -1,0 +1,31 @@
+"""A tensor type for samples of varying size, and packed operators on which PyTorch code runs.
+
+>>> x = PackedTensor.from_list([torch.randn(3, 8), torch.randn(5, 8)], "n _")
+>>> torch.nn.functional.gelu(x).mean(1).shape
+torch.Size([2, 8])
+"""
+
+from . import dispatch, pattern, rules
+from .axis import Axis, Extent, Grid
+from .compile import mark_dynamic
+from .pattern import Pattern, parse
+from .tensor import PackedTensor, is_packed, map_tensors
+
+dispatch.install_methods(PackedTensor)
+
+#: Tells this package from another one that is called ``ops``.
+__packload_ops__ = True
+
+__all__ = [
+    "Axis",
+    "Extent",
+    "Grid",
+    "PackedTensor",
+    "Pattern",
+    "is_packed",
+    "map_tensors",
+    "mark_dynamic",
+    "parse",
+    "pattern",
+    "rules",
+]

@@ -1,0 +1,428 @@
+"""Axis and Grid: the structure of a packed batch, without values.
+
+An :class:`Axis` is one ragged dim of a batch: a length for each sample. A :class:`Grid` is an ordered
+product of axes with one cell for every valid position: sample-major, then row-major.
+
+Identity. Two tensors that share an Axis object are known to agree. An axis that was derived from
+another one is known by what it was derived from (its ``token``) and by its length function in normal
+form (its ``steps``), so two branches of a model that derive the same lengths meet again without a
+comparison. Where identity was lost (batches built apart, pickles, pytrees) lengths are compared, on
+the host.
+
+Sizes. The batch size, the total and the maximum are dims of tensors (``lengths``, ``extent``,
+``peak``), never Python integers kept on the object: a compiler would specialise on those.
+
+Caches. What is computed from a structure (products, slices, coordinate maps) is kept on the axis, in
+eager only: a graph that read the cache would be compiled again when the cache fills. A cached
+structure never refers to its owner; tokens, which carry no reference, stand for axes. What the loader
+delivers lies in ``maps``, is fixed for the life of the object and is read in graphs too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from .kernels import structure
+
+Lengths = Tensor | np.ndarray | Sequence[int]
+Step = tuple[int, int, int]
+
+
+class Token:
+    """Where an axis came from. Compared by identity, or by kind and parents if derived.
+
+    A token refers to no axis, so that a cache may hold it without keeping a batch alive.
+    """
+
+    def __init__(self, kind: str = "root", parents: tuple[tuple[Token, tuple[Step, ...]], ...] = ()) -> None:
+        self.kind = kind
+        self.parents = parents
+
+
+def _same_token(a: Token, b: Token) -> bool:
+    if a is b:
+        return True
+    if a.kind == "root" or a.kind != b.kind or len(a.parents) != len(b.parents):
+        return False
+    return all(
+        p_steps == q_steps and _same_token(p, q) for (p, p_steps), (q, q_steps) in zip(a.parents, b.parents)
+    )
+
+
+class Partition:
+    """How many rows each sample has, and where they lie in a packed buffer.
+
+    Attributes:
+        lengths: int64 [B] on the host.
+        offsets: int32 [B + 1] on the device; what kernels call ``cu_seqlens``.
+        extent: a tensor [total, 0] of no bytes that carries the total.
+        maps: index tensors that were delivered with the batch, by name; fixed.
+    """
+
+    def __init__(
+        self, lengths: Tensor, offsets: Tensor, extent: Tensor, maps: dict[str, Tensor] | None = None
+    ) -> None:
+        self.lengths = lengths
+        self.offsets = offsets
+        self.extent = extent
+        self.maps = maps or {}
+        self._cache: dict[Any, Any] = {}
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples B."""
+        return self.lengths.shape[0]
+
+    @property
+    def total(self) -> int:
+        """Number of rows of all samples together."""
+        return self.extent.shape[0]
+
+    @property
+    def sample_ids(self) -> Tensor:
+        """The sample of every row, int32 [total]."""
+        return self.map("sample_ids", lambda: structure.sample_ids(self.offsets, self.total))
+
+    def map(self, name: str, build: Callable[[], Tensor]) -> Tensor:
+        """A map that the loader delivered, else one built here, and in eager kept."""
+        delivered = self.maps.get(name)
+        return delivered if delivered is not None else self.cached(name, build)
+
+    def cached(self, key: Any, build: Callable[[], Any]) -> Any:
+        """``build()``, kept under ``key`` in eager; never kept in a graph, nor with fake tensors."""
+        if torch.compiler.is_compiling():
+            return build()
+        found = self._cache.get(key)
+        if found is None:
+            with torch.inference_mode(False), torch.no_grad():
+                found = build()
+            if not isinstance(getattr(found, "offsets", found), FakeTensor):
+                self._cache[key] = found
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cache": {}}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Partition:
+        return self
+
+
+class Axis(Partition):
+    """One ragged dim of a batch.
+
+    Args:
+        lengths: the length of every sample, [B]; copied to a host int64 tensor.
+        offsets: int32 [B + 1] on the device, if at hand; else computed from ``lengths``.
+        name: how errors and prints call the axis.
+        device: where ``offsets`` go if they are computed here.
+        maps: index tensors delivered with the batch: ``"sample_ids"``, ``"positions"``, int32 [total].
+
+    Raises:
+        ValueError: negative lengths, or more than 2**31 - 1 rows.
+    """
+
+    def __init__(
+        self,
+        lengths: Lengths,
+        offsets: Tensor | None = None,
+        *,
+        name: str | None = None,
+        device: torch.device | str | None = None,
+        maps: dict[str, Tensor] | None = None,
+        extent: Tensor | None = None,
+        peak: Tensor | None = None,
+        token: Token | None = None,
+        steps: tuple[Step, ...] = (),
+    ) -> None:
+        if offsets is None or extent is None or peak is None:
+            host = _host_lengths(lengths)
+            place = offsets.device if offsets is not None else torch.device(device or "cpu")
+            lengths, computed, extent = structure.partition(host, place)
+            offsets = computed if offsets is None else offsets
+            peak = structure.extent(int(host.max(initial=0)))
+        assert isinstance(lengths, Tensor)
+        super().__init__(lengths, offsets, extent, maps)
+        self.peak = peak
+        self.name = name
+        self.token = Token() if token is None else token
+        self.steps = steps
+
+    @property
+    def max_length(self) -> int:
+        """The largest length of the batch; known without reading the device."""
+        return self.peak.shape[0]
+
+    @property
+    def positions(self) -> Tensor:
+        """The position inside its sample of every row, int32 [total]."""
+        return self.map("positions", lambda: structure.positions(self.offsets, self.total))
+
+    @property
+    def label(self) -> str:
+        """The axis' name for messages."""
+        return self.name or "n"
+
+    def derive(self, shift: int = 0, stride: int = 1, cap: int = structure.NO_CAP) -> Axis:
+        """The axis of lengths ``max((min(n, cap) + shift) // stride, 0)``.
+
+        Derived axes have identity: however two of them came about, if their length functions have the
+        same normal form they are the same axis, and the identity function gives this axis.
+        """
+        if (cap, shift, stride) == (structure.NO_CAP, 0, 1):
+            return self
+        step = (cap, shift, stride)
+        return self.cached(("derive", step), lambda: self._derived(step))
+
+    def _derived(self, step: Step) -> Axis:
+        cap, shift, stride = step
+        lengths, offsets, extent = structure.derive(self.lengths, self.offsets, cap, shift, stride)
+        longest = self.max_length
+        if cap != structure.NO_CAP:
+            longest = torch.sym_min(longest, cap)
+        longest = torch.sym_max((longest + shift) // stride, 0)
+        return Axis(
+            lengths,
+            offsets,
+            name=self.name,
+            extent=extent,
+            peak=structure.extent(longest),
+            token=self.token,
+            steps=_append(self.steps, step),
+        )
+
+    def select(self, samples: Sequence[int]) -> Axis:
+        """The axis of a sub-batch: the lengths of the given samples, in the given order."""
+        chosen = tuple(samples)
+
+        def build() -> Axis:
+            host = self.lengths.numpy()[np.asarray(chosen, dtype=np.int64)]
+            token = Token(f"samples {chosen}", ((self.token, self.steps),))
+            return Axis(host, name=self.name, device=self.offsets.device, token=token)
+
+        return self.cached(("select", chosen), build)
+
+    def __repr__(self) -> str:
+        return f"Axis({self.label}: {_brief(self.lengths.tolist())})"
+
+
+class Grid:
+    """An ordered product of axes, one cell for every valid position.
+
+    Args:
+        axes: the axes, outermost first; an axis may stand in it more than once.
+        part: the partition of the product, if it is at hand (for one axis it is the axis itself).
+    """
+
+    def __init__(self, axes: Iterable[Axis], part: Partition | None = None) -> None:
+        self.axes = tuple(axes)
+        self.part: Partition = _product(self.axes) if part is None else part
+
+    @property
+    def cells(self) -> int:
+        """Number of valid positions of all samples together."""
+        return self.part.total
+
+    @property
+    def lengths(self) -> Tensor:
+        """Number of cells of every sample, int64 [B] on the host."""
+        return self.part.lengths
+
+    @property
+    def offsets(self) -> Tensor:
+        """Where each sample's cells begin, int32 [B + 1] on the device."""
+        return self.part.offsets
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples B."""
+        return self.part.batch_size
+
+    @property
+    def sample_ids(self) -> Tensor:
+        """The sample of every cell, int32 [cells]."""
+        return self.map_to(())
+
+    def coordinates(self, k: int) -> Tensor:
+        """For each cell the packed row of axis ``k`` that it lies on, int32 [cells]."""
+        return self.map_to((k,))
+
+    def row_splits(self, level: int) -> Tensor:
+        """Offsets of the cells under each cell of the first ``level`` axes, int32 [rows + 1].
+
+        Level 0 is ``offsets``.
+        """
+        return self.splits(tuple(range(level)))
+
+    def sub(self, kept: tuple[int, ...]) -> Grid:
+        """The grid of some of the axes, in the given order."""
+        if kept == tuple(range(len(self.axes))):
+            return self
+        return Grid([self.axes[k] for k in kept])
+
+    def map_to(self, kept: tuple[int, ...]) -> Tensor:
+        """For each cell, the cell of ``self.sub(kept)`` that it projects on, int32 [cells]."""
+        zeros, ones = (0,) * len(kept), (1,) * len(kept)
+        if not kept:
+            return self.part.sample_ids
+        targets = [self.axes[k] for k in kept]
+        return self.part.map(f"map {kept}", lambda: map_cells(self.axes, targets, kept, zeros, ones))
+
+    def order_by(self, kept: tuple[int, ...]) -> Tensor | None:
+        """Cells ordered by ``kept`` first, then by the other axes; None where they already are."""
+        full = kept + self.others(kept)
+        if full == tuple(range(len(self.axes))):
+            return None
+        return self.part.map(f"order {kept}", lambda: structure.invert(self.map_to(full)))
+
+    def splits(self, kept: tuple[int, ...]) -> Tensor:
+        """Offsets into :meth:`order_by` of the cells over each cell of ``self.sub(kept)``."""
+        if not kept:
+            return self.offsets
+        rest = self.others(kept)
+
+        def build() -> Tensor:
+            totals = _running_totals([self.axes[k] for k in kept], len(kept))
+            return structure.splits(
+                [self.axes[k].offsets for k in kept], [self.axes[k].offsets for k in rest], totals
+            )
+
+        return self.part.map(f"splits {kept}", build)
+
+    def others(self, kept: tuple[int, ...]) -> tuple[int, ...]:
+        """The axes that are not in ``kept``."""
+        return tuple(k for k in range(len(self.axes)) if k not in kept)
+
+    def select(self, samples: Sequence[int]) -> Grid:
+        """The grid of a sub-batch."""
+        return Grid([axis.select(samples) for axis in self.axes])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Grid:
+        return self
+
+    def __repr__(self) -> str:
+        return " x ".join(repr(axis) for axis in self.axes)
+
+
+class Extent(int):
+    """The padded size of a ragged dim, as ``x.shape`` shows it: an integer that knows its axis.
+
+    Handing it to ``reshape`` means the axis; a plain integer means a fixed size.
+    """
+
+    axis: Axis
+
+    def __new__(cls, axis: Axis) -> Extent:
+        self = super().__new__(cls, axis.max_length)
+        self.axis = axis
+        return self
+
+
+def same_axis(a: Axis, b: Axis) -> bool:
+    """Whether two axes are known to agree without looking at lengths."""
+    return a is b or (a.steps == b.steps and _same_token(a.token, b.token))
+
+
+def require_same(a: Axis, b: Axis, what: str) -> None:
+    """Check that two axes agree; in a graph the check runs when the graph does.
+
+    Raises:
+        ValueError: they differ; the message names the first sample that does, and both lengths.
+    """
+    if same_axis(a, b):
+        return
+    structure.check_same(a.lengths, b.lengths, what)
+    if torch.compiler.is_compiling():
+        torch._check(a.batch_size == b.batch_size)
+        torch._check(a.total == b.total)
+        torch._check(a.max_length == b.max_length)
+
+
+def same_grid(a: Grid, b: Grid) -> bool:
+    """Whether two grids are known to agree without looking at lengths."""
+    return a is b or (len(a.axes) == len(b.axes) and all(same_axis(p, q) for p, q in zip(a.axes, b.axes)))
+
+
+def map_cells(
+    source: Sequence[Axis], target: Sequence[Axis], axes: Sequence[int], starts: Sequence[int], strides: Sequence[int]
+) -> Tensor:
+    """For each cell of the grid over ``source`` a cell of the grid over ``target``.
+
+    See :data:`ops.kernels.structure.grid_map`; an empty ``source`` has one cell a sample.
+    """
+    return structure.grid_map(
+        [axis.offsets for axis in source],
+        [axis.offsets for axis in target],
+        list(axes),
+        list(starts),
+        list(strides),
+        _running_totals(source or target, len(source)),
+    )
+
+
+def _running_totals(axes: Sequence[Axis], count: int) -> list[int]:
+    """The batch size, then the cells of the first, the first two, ... ``count`` axes."""
+    totals = [axes[0].batch_size]
+    for k in range(1, count + 1):
+        totals.append(Grid(axes[:k]).cells)
+    return totals
+
+
+def _product(axes: tuple[Axis, ...]) -> Partition:
+    first, others = axes[0], axes[1:]
+    if not others:
+        return first
+    for axis in others:
+        if axis is not first and not torch.compiler.is_compiling():
+            _require_batch(first, axis)
+    key = ("product", tuple((axis.token, axis.steps) for axis in others))
+    return first.cached(
+        key,
+        lambda: Partition(*structure.product(first.lengths, first.offsets, [a.lengths for a in others])),
+    )
+
+
+def _require_batch(a: Axis, b: Axis) -> None:
+    if a.batch_size != b.batch_size:
+        raise ValueError(
+            f"axes '{a.label}' and '{b.label}' are of batches of {a.batch_size} and {b.batch_size} samples"
+        )
+
+
+def _append(steps: tuple[Step, ...], step: Step) -> tuple[Step, ...]:
+    """Compose length functions and bring them to normal form.
+
+    ``(n + a) // s`` then ``(m + b) // t`` is ``(n + a + s * b) // (s * t)``, exactly, unless a negative
+    intermediate length that was clamped to 0 would become positive again.
+    """
+    if not steps or step[0] != structure.NO_CAP:
+        return steps + (step,)
+    (cap, a, s), (_, b, t) = steps[-1], step
+    if b >= t and a < 0:
+        return steps + (step,)
+    merged = (cap, a + s * b, s * t)
+    return steps[:-1] if merged == (structure.NO_CAP, 0, 1) else steps[:-1] + (merged,)
+
+
+def _host_lengths(lengths: Lengths) -> np.ndarray:
+    if isinstance(lengths, Tensor):
+        lengths = lengths.detach().cpu().numpy()
+    host = np.array(lengths, dtype=np.int64)
+    if host.ndim != 1:
+        raise ValueError(f"lengths must be one number a sample; got shape {host.shape}")
+    if host.size and host.min() < 0:
+        sample = int(np.argmin(host))
+        raise ValueError(f"sample {sample} has the negative length {int(host[sample])}")
+    return host
+
+
+def _brief(numbers: list[int], most: int = 8) -> str:
+    shown = ", ".join(str(n) for n in numbers[:most])
+    return f"[{shown}, ... {len(numbers)} samples]" if len(numbers) > most else f"[{shown}]"
+
+
+torch.serialization.add_safe_globals([Token, Partition, Axis, Grid])

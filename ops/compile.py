@@ -1,0 +1,105 @@
+"""What ``torch.compile`` needs to know: pytree nodes, and which sizes vary from batch to batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch._dynamo.decorators import mark_unbacked
+
+from .axis import Axis, Grid, Partition
+from .tensor import PackedTensor, is_packed
+
+#: Dims that hold the batch size carry one name, so that a graph knows that they agree.
+BATCH = "packed.batch"
+
+
+def mark_dynamic(tree: Any) -> Any:
+    """Mark every size that varies from batch to batch, for one graph over any lengths and batch sizes.
+
+    Args:
+        tree: packed tensors and tensors in any pytree (a ``Batch`` is one). Dim 0 of a dense tensor is
+            taken for the batch.
+
+    Returns:
+        ``tree`` itself; its tensors carry the marks.
+    """
+    for leaf in pytree.tree_leaves(tree, is_leaf=is_packed):
+        if is_packed(leaf):
+            _mark_packed(leaf)
+        elif isinstance(leaf, Tensor) and leaf.dim():
+            mark_unbacked(leaf, 0, shape_id=BATCH)
+    return tree
+
+
+def _mark_packed(x: PackedTensor) -> None:
+    mark_unbacked(x.values, 0)
+    for axis in x.grid.axes:
+        _mark_partition(axis)
+        torch._dynamo.maybe_mark_dynamic(axis.peak, 0)
+    _mark_partition(x.grid.part)
+
+
+def _mark_partition(part: Partition) -> None:
+    mark_unbacked(part.lengths, 0, shape_id=BATCH)
+    mark_unbacked(part.offsets, 0)
+    mark_unbacked(part.extent, 0)
+    for tensor in part.maps.values():
+        mark_unbacked(tensor, 0)
+
+
+# ------------------------------------------------------------------ pytree
+
+
+def _flatten(x: PackedTensor) -> tuple[list[Any], Any]:
+    leaves: list[Any] = [x.values]
+    seen: dict[Axis, int] = {}
+    described = []
+    for axis in x.grid.axes:
+        if axis not in seen:
+            seen[axis] = len(seen)
+            leaves += [axis.lengths, axis.offsets, axis.extent, axis.peak, *axis.maps.values()]
+            described.append((axis.name, tuple(axis.maps)))
+    part_maps: tuple[str, ...] | None = None
+    if len(x.grid.axes) > 1:
+        part = x.grid.part
+        leaves += [part.lengths, part.offsets, part.extent, *part.maps.values()]
+        part_maps = tuple(part.maps)
+    return leaves, (x.order, tuple(seen[a] for a in x.grid.axes), tuple(described), part_maps)
+
+
+def _unflatten(leaves: Any, context: Any) -> PackedTensor:
+    order, places, described, part_maps = context
+    stream = iter(leaves)
+    values = next(stream)
+    axes = []
+    for name, maps in described:
+        lengths, offsets, extent, peak = (next(stream) for _ in range(4))
+        delivered = {key: next(stream) for key in maps}
+        axes.append(Axis(lengths, offsets, name=name, maps=delivered, extent=extent, peak=peak))
+    part: Partition | None = axes[0] if len(places) == 1 else None
+    if part_maps is not None:
+        lengths, offsets, extent = (next(stream) for _ in range(3))
+        part = Partition(lengths, offsets, extent, {key: next(stream) for key in part_maps})
+    return PackedTensor(values, Grid([axes[i] for i in places], part), order)
+
+
+def _flatten_with_keys(x: PackedTensor) -> tuple[list[tuple[Any, Any]], Any]:
+    leaves, context = _flatten(x)
+    names = ["values"]
+    for name, maps in context[2]:
+        names += [f"{name}.{part}" for part in ("lengths", "offsets", "extent", "peak", *maps)]
+    if context[3] is not None:
+        names += [f"grid.{part}" for part in ("lengths", "offsets", "extent", *context[3])]
+    return [(pytree.GetAttrKey(name), leaf) for name, leaf in zip(names, leaves)], context
+
+
+pytree.register_pytree_node(
+    PackedTensor,
+    _flatten,
+    _unflatten,
+    serialized_type_name="ops.PackedTensor",
+    flatten_with_keys_fn=_flatten_with_keys,
+)

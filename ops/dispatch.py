@@ -1,0 +1,129 @@
+"""The registry of operators and the door through which PyTorch reaches it.
+
+An operator is a row: its name, its kind and the handler of its kind. ``register`` files a row under
+every spelling that PyTorch has for the name: ``torch.add``, ``torch.Tensor.add``, ``F.relu`` and so
+on. Nothing is ever applied to the raw payload by accident: a function without a row raises.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Callable, Iterable, Iterator
+
+import torch
+import torch.nn.functional as F
+
+Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+NAMESPACES: tuple[ModuleType | type, ...] = (torch, F, torch.Tensor, torch.special)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operator: ``name``, its ``kind``, the ``handler`` and the ``function`` that methods call."""
+
+    name: str
+    kind: str
+    handler: Handler
+    function: Any
+
+
+#: Every function that PyTorch may hand us -> the handler of its kind.
+TABLE: dict[Any, Handler] = {}
+#: Operator name -> its row.
+ROWS: dict[str, Row] = {}
+
+
+def spellings(name: str) -> Iterator[Any]:
+    """Every function of PyTorch that has this name."""
+    for namespace in NAMESPACES:
+        function = getattr(namespace, name, None)
+        if callable(function):
+            yield function
+
+
+def register(kind: str, handler: Handler, names: Iterable[str] | str) -> None:
+    """File rows of one kind.
+
+    Raises:
+        ValueError: PyTorch has no function of that name, or the name already has a row.
+    """
+    for name in names.split() if isinstance(names, str) else names:
+        functions = list(spellings(name))
+        if not functions:
+            raise ValueError(f"PyTorch has no operator '{name}'")
+        if name in ROWS:
+            raise ValueError(f"operator '{name}' has a row already, of kind '{ROWS[name].kind}'")
+        ROWS[name] = Row(name, kind, handler, functions[0])
+        for function in functions:
+            TABLE[function] = handler
+
+
+def register_function(kind: str, handler: Handler, name: str, *functions: Any) -> None:
+    """File a row under functions that are found elsewhere than in :data:`NAMESPACES`."""
+    ROWS.setdefault(name, Row(name, kind, handler, functions[0]))
+    for function in functions:
+        TABLE[function] = handler
+
+
+#: Python's operators: method name -> (function applied to payloads, operands swapped).
+OPERATORS: dict[str, tuple[Callable[..., Any], bool]] = {
+    **{
+        f"__{name}__": (getattr(operator, f"__{name}__"), False)
+        for name in "add sub mul truediv floordiv mod pow and or xor eq ne lt le gt ge neg pos invert".split()
+    },
+    "__abs__": (torch.abs, False),
+    **{
+        f"__r{name}__": (getattr(operator, f"__{name}__"), True)
+        for name in "add sub mul truediv floordiv mod pow and or xor".split()
+    },
+}
+#: The in-place ones.
+INPLACE_OPERATORS = {
+    f"__i{name}__": getattr(operator, f"__i{name}__")
+    for name in "add sub mul truediv floordiv mod pow and or xor".split()
+}
+
+
+def call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """What ``__torch_function__`` does: look the function up and hand it to its kind."""
+    handler = TABLE.get(function)
+    if handler is None:
+        raise NotImplementedError(
+            f"packed tensors do not support '{_name_of(function)}' yet; apply it to each of x.to_list(), "
+            "or to x.values if it works on each position by itself"
+        )
+    return handler(function, args, kwargs or {})
+
+
+def refuse_out(name: Any, kwargs: dict[str, Any]) -> None:
+    """Raise where ``out=`` is given."""
+    if kwargs.get("out") is not None:
+        raise TypeError(
+            f"'{_name_of(name)}' on packed tensors has no 'out=': use its result, or the in-place form"
+        )
+
+
+def _name_of(function: Any) -> str:
+    return getattr(function, "__name__", None) or str(function)
+
+
+name_of = _name_of
+
+
+def install_methods(cls: type) -> None:
+    """Give ``cls`` every registered operator that ``torch.Tensor`` has as a method."""
+    for row in ROWS.values():
+        if hasattr(torch.Tensor, row.name) and row.name not in cls.__dict__:
+            setattr(cls, row.name, _method(row.name, row.function, row.handler))
+
+
+def _method(name: str, function: Any, handler: Handler) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return handler(function, (self, *args), kwargs)
+
+    method.__name__ = method.__qualname__ = name
+    method.__doc__ = f"``torch.Tensor.{name}`` on valid positions."
+    return method

@@ -1,0 +1,1 @@
+"""Numerical kernels: functions of plain tensors, each also a ``torch.library`` operator."""

@@ -1,0 +1,134 @@
+"""Segment kernels: many rows to one and back.
+
+``sum_rows`` and ``expand_rows`` are each other's gradient. A reduction reads the rows of a grid in an
+order in which the rows of one result are adjacent: ``order`` (None where they already are), cut by
+``splits`` [rows + 1]; ``index`` [cells] names the result row of every cell.
+
+Floating sums run through ``embedding_bag``, whose forward was the fastest of five ways measured on a
+CPU (0.10 ms for 20 000 x 128, index_add 0.19, padded 3.2), is deterministic, and accumulates half
+precision in float32. ``torch.segment_reduce`` is never used: it accumulates bfloat16 in bfloat16.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .define import define
+
+_SUM, _ACCUMULATED_AS_IS = 0, (torch.float32, torch.float64)
+
+
+def _sum_rows(values: Tensor, index: Tensor, order: Tensor | None, splits: Tensor, rows: int) -> Tensor:
+    tail = values.shape[1:]
+    flat = values.reshape(values.shape[0], tail.numel()) if len(tail) != 1 else values
+    if not values.is_floating_point() or flat.shape[1] == 0 or flat.shape[0] == 0:
+        dtype = values.dtype if values.is_floating_point() or values.is_complex() else torch.int64
+        out = values.new_zeros((rows, flat.shape[1]), dtype=dtype)
+        return out.index_add_(0, index, flat.to(dtype)).view(rows, *tail)
+    if order is None:
+        order = torch.arange(flat.shape[0], dtype=splits.dtype, device=splits.device)
+    wide = flat if flat.dtype in _ACCUMULATED_AS_IS else flat.float()
+    out = torch.embedding_bag(wide, order, splits, False, _SUM, False, None, True)[0]
+    return out.to(flat.dtype).view(rows, *tail)
+
+
+def _sum_rows_fake(values: Tensor, index: Tensor, order: Tensor | None, splits: Tensor, rows: int) -> Tensor:
+    inexact = values.dtype.is_floating_point or values.dtype.is_complex
+    return values.new_empty((rows, *values.shape[1:]), dtype=values.dtype if inexact else torch.int64)
+
+
+def _sum_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, index, order, splits, _ = inputs
+    ctx.save_for_backward(index, order, splits)
+
+
+def _sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    index, order, splits = ctx.saved_tensors
+    return expand_rows(grad, index, order, splits), None, None, None, None
+
+
+def _expand_rows(values: Tensor, index: Tensor, order: Tensor | None, splits: Tensor) -> Tensor:
+    return values.index_select(0, index)
+
+
+def _expand_rows_fake(values: Tensor, index: Tensor, order: Tensor | None, splits: Tensor) -> Tensor:
+    return values.new_empty((index.shape[0], *values.shape[1:]))
+
+
+def _expand_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    values, index, order, splits = inputs
+    ctx.save_for_backward(index, order, splits)
+    ctx.rows = values.shape[0]
+
+
+def _expand_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    index, order, splits = ctx.saved_tensors
+    return sum_rows(grad, index, order, splits, ctx.rows), None, None, None
+
+
+#: values [cells, *], index [cells], order [cells] or None, splits [rows + 1] -> sums [rows, *]; 0 for
+#: an empty segment; integers become int64.
+sum_rows = define(
+    "sum_rows(Tensor values, Tensor index, Tensor? order, Tensor splits, SymInt rows) -> Tensor",
+    _sum_rows,
+    _sum_rows_fake,
+    setup=_sum_setup,
+    backward=_sum_backward,
+)
+
+#: values [rows, *], index [cells] -> [cells, *]: every cell gets the row that ``index`` names.
+expand_rows = define(
+    "expand_rows(Tensor values, Tensor index, Tensor? order, Tensor splits) -> Tensor",
+    _expand_rows,
+    _expand_rows_fake,
+    setup=_expand_setup,
+    backward=_expand_backward,
+)
+
+
+def _peak_rows(
+    values: Tensor, index: Tensor, order: Tensor | None, splits: Tensor, rows: int, dims: list[int], largest: bool
+) -> Tensor:
+    name = "amax" if largest else "amin"
+    if dims:
+        values = getattr(values, name)(dims, keepdim=True)
+    kind = torch.uint8 if values.dtype == torch.bool else values.dtype
+    where = index.long().view(-1, *[1] * (values.dim() - 1)).expand_as(values)
+    out = values.new_zeros((rows, *values.shape[1:]), dtype=kind)
+    return out.scatter_reduce_(0, where, values.to(kind), name, include_self=False).to(values.dtype)
+
+
+def _peak_rows_fake(
+    values: Tensor, index: Tensor, order: Tensor | None, splits: Tensor, rows: int, dims: list[int], largest: bool
+) -> Tensor:
+    tail = [1 if d in dims else size for d, size in enumerate(values.shape)][1:]
+    return values.new_empty((rows, *tail))
+
+
+def _peak_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    values, index, order, splits, _, dims, _ = inputs
+    ctx.save_for_backward(values, index, order, splits, output)
+    ctx.rows, ctx.dims = output.shape[0], list(dims)
+
+
+def _peak_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    values, index, order, splits, output = ctx.saved_tensors
+    hit = (values == expand_rows(output, index, order, splits)).to(grad.dtype)
+    ties = sum_rows(hit.sum(ctx.dims, keepdim=True) if ctx.dims else hit, index, order, splits, ctx.rows)
+    share = expand_rows(grad / ties, index, order, splits) * hit
+    return share, None, None, None, None, None, None
+
+
+#: Largest (or smallest) value of each segment and over ``dims`` (kept with size 1): [cells, *] ->
+#: [rows, *]; ties share the gradient, as in dense ``amax``. The caller makes sure no segment is empty.
+peak_rows = define(
+    "peak_rows(Tensor values, Tensor index, Tensor? order, Tensor splits, SymInt rows, int[] dims, bool largest)"
+    " -> Tensor",
+    _peak_rows,
+    _peak_rows_fake,
+    setup=_peak_setup,
+    backward=_peak_backward,
+)

@@ -1,0 +1,111 @@
+"""Feature-wise operators: they work on static dims and leave every axis as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+
+from .. import dispatch
+from ..tensor import ROWS, PackedTensor, is_packed, like
+
+
+def static_dim(x: PackedTensor, dim: int, what: str) -> int:
+    """The dim of ``values`` that stores a static logical dim.
+
+    Raises:
+        ValueError: the dim is the batch or a ragged axis.
+    """
+    c, k = x.order[x.dim_index(dim)], len(x.grid.axes)
+    if c > k:
+        return c - k
+    if c == ROWS:
+        return 0
+    name = "the batch dim" if c == 0 else f"the ragged axis '{x.grid.axes[c - 1].label}'"
+    raise ValueError(f"{what} needs a static dim; dim {dim} of a packed tensor of shape {x!r:.60} is {name}")
+
+
+def trailing(x: PackedTensor, count: int, what: str) -> PackedTensor:
+    """``x`` with its last ``count`` logical dims stored last, in order.
+
+    Raises:
+        ValueError: one of them is not static.
+    """
+    n = len(x.order)
+    if x.order[n - count :] == tuple(range(n - count, n)) and n - count > len(x.grid.axes):
+        return x
+    last = [static_dim(x, d, what) for d in range(n - count, n)]
+    dims = [d for d in range(x.values.dim()) if d not in last] + last
+    k = len(x.grid.axes)
+    place = {old + k: new + k for new, old in enumerate(dims) if old}
+    return PackedTensor(x.values.permute(dims), x.grid, tuple(place.get(c, c) for c in x.order))
+
+
+def last_dim(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Operators on the last dim: ``linear`` and the like."""
+    return _trailing_call(func, args, kwargs, 1)
+
+
+def normalized_shape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Operators on as many trailing dims as their second argument has: ``layer_norm``, ``rms_norm``."""
+    shape = kwargs["normalized_shape"] if len(args) < 2 else args[1]
+    return _trailing_call(func, args, kwargs, 1 if isinstance(shape, int) else len(shape))
+
+
+def _trailing_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> Any:
+    x, rest = _operand(func, args, kwargs)
+    x = trailing(x, count, dispatch.name_of(func))
+    return like(x, func(x.values, *rest, **kwargs))
+
+
+def along_dim(position: int, default: int | None) -> dispatch.Handler:
+    """Operators along one static dim, which is argument number ``position`` or ``dim=``."""
+
+    def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x, rest = _operand(func, args, kwargs)
+        name = dispatch.name_of(func)
+        given = rest[position - 1] if len(rest) >= position else kwargs.get("dim", default)
+        if given is None:
+            raise ValueError(f"{name} on a packed tensor needs an explicit dim=")
+        dim = static_dim(x, given, name)
+        if len(rest) >= position:
+            rest = (*rest[: position - 1], dim, *rest[position:])
+        else:
+            kwargs = {**kwargs, "dim": dim}
+        return like(x, func(x.values, *rest, **kwargs))
+
+    return handler
+
+
+def append_dim(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Operators whose result has one more static dim, at the end: ``embedding``."""
+    x, rest = _operand(func, args, kwargs)
+    k, n = len(x.grid.axes), len(x.order)
+    values = func(x.values, *rest, **kwargs)
+    return PackedTensor(values, x.grid, (*x.order, k + values.dim() - 1 if n else 0))
+
+
+def _operand(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[PackedTensor, tuple[Any, ...]]:
+    dispatch.refuse_out(func, kwargs)
+    x, rest = (args[0], args[1:]) if args else (kwargs.pop("input"), ())
+    if not is_packed(x) or any(is_packed(a) for a in (*rest, *kwargs.values())):
+        raise TypeError(f"{dispatch.name_of(func)}: only the input may be packed; parameters are dense")
+    return x, rest
+
+
+def _query(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(args[0].values, *args[1:], **kwargs)
+
+
+def _numel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    return args[0].numel()
+
+
+dispatch.register("feature", last_dim, "linear")
+dispatch.register("feature", normalized_shape, "layer_norm rms_norm")
+dispatch.register("feature", along_dim(1, None), "softmax log_softmax")
+dispatch.register("feature", along_dim(2, 1), "normalize")
+dispatch.register("feature", along_dim(1, -1), "glu")
+dispatch.register_function("feature", append_dim, "embedding", F.embedding)
+dispatch.register("query", _query, "is_floating_point is_complex is_signed")
+dispatch.register("query", _numel, "numel")

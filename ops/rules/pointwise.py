@@ -1,0 +1,142 @@
+"""Pointwise operators: each output position reads the same position of every operand.
+
+Adding one is adding its name below; ``NAME_`` and Python's operators follow by themselves.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import dispatch
+from ..align import align
+from ..tensor import PackedTensor
+
+NAMES = """
+    abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2
+    arctanh asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or
+    bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min clip conj copysign cos cosh
+    deg2rad digamma div divide elu eq erf erfc erfinv exp exp2 expm1 fix float_power floor
+    floor_divide fmax fmin fmod frac ge gelu greater greater_equal gt hardshrink hardtanh heaviside
+    hypot i0 igamma igammac isclose isfinite isinf isnan isneginf isposinf isreal ldexp le leaky_relu
+    lerp less less_equal lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not
+    logical_or logical_xor logit logsigmoid lt masked_fill maximum minimum mish mul multiply nan_to_num
+    ne neg negative nextafter not_equal polygamma positive pow rad2deg real reciprocal relu relu6
+    remainder round rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink
+    softsign sqrt square sub subtract tan tanh tanhshrink threshold true_divide trunc where xlogy
+    dropout feature_alpha_dropout alpha_dropout bernoulli
+    zeros_like ones_like full_like empty_like rand_like randn_like randint_like
+    type_as bool byte char double float half bfloat16 int long short
+""".split()
+
+INPLACE_ONLY = "copy_ fill_ zero_ normal_ uniform_ exponential_ random_".split()
+
+
+def pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Apply ``func`` to the payloads; on one structure without any work on it."""
+    first = None
+    for a in args:
+        if type(a) is PackedTensor:
+            if first is None:
+                first = a
+            elif (a.grid is not first.grid) or a.order != first.order:
+                return _aligned(func, args, kwargs)
+        elif isinstance(a, Tensor) and a.dim():
+            return _aligned(func, args, kwargs)
+    if first is None or kwargs:
+        return _aligned(func, args, kwargs)
+    payloads = [a.values if type(a) is PackedTensor else a for a in args]
+    return PackedTensor(func(*payloads), first.grid, first.order)
+
+
+def _aligned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    dispatch.refuse_out(func, kwargs)
+    names = list(kwargs)
+    payloads, layout = align(dispatch.name_of(func), [*args, *kwargs.values()])
+    positional, keyed = payloads[: len(args)], dict(zip(names, payloads[len(args) :]))
+    values = func(*positional, **keyed)
+    return layout.wrap(values)
+
+
+def pointwise_(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The in-place form: the payload of the first operand changes, its structure stays."""
+    target = args[0]
+    name = dispatch.name_of(func)
+    if not isinstance(target, PackedTensor):
+        raise TypeError(
+            f"'{name}' would write packed values into a dense tensor of shape {tuple(target.shape)}; "
+            "use the form that returns a new tensor, or x.to_padded()"
+        )
+    payloads, layout = align(name, [*args, *kwargs.values()])
+    if layout.grid is not target.grid or layout.order != target.order:
+        raise ValueError(f"'{name}' cannot add ragged dims to its first operand in place")
+    keyed = dict(zip(kwargs, payloads[len(args) :]))
+    if torch.compiler.is_compiling():
+        target.values = _out_of_place(func, target, payloads[: len(args)], keyed)
+    else:
+        func(*payloads[: len(args)], **keyed)
+    return target
+
+
+def _out_of_place(func: Any, target: PackedTensor, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    """In a graph the payload is replaced by a changed copy: payloads of one buffer must not meet there."""
+    copy = target.values.clone()
+    func(copy, *args[1:], **kwargs)
+    return copy
+
+
+def _method(func: Any, swapped: bool) -> Any:
+    def method(self: PackedTensor, other: Any) -> Any:
+        if type(other) is PackedTensor and other.grid is self.grid and other.order == self.order:
+            return PackedTensor(func(self.values, other.values), self.grid, self.order)
+        if isinstance(other, (int, float)):
+            pair = (other, self.values) if swapped else (self.values, other)
+            return PackedTensor(func(*pair), self.grid, self.order)
+        if other is None or isinstance(other, (str, list, tuple, dict)):
+            return NotImplemented
+        return pointwise(func, (other, self) if swapped else (self, other), {})
+
+    return method
+
+
+def _unary(func: Any) -> Any:
+    def method(self: PackedTensor) -> Any:
+        return PackedTensor(func(self.values), self.grid, self.order)
+
+    return method
+
+
+def _inplace(func: Any) -> Any:
+    def method(self: PackedTensor, other: Any) -> Any:
+        return pointwise_(func, (self, other), {})
+
+    return method
+
+
+def _install_operators() -> None:
+    unary = {"__neg__", "__pos__", "__invert__", "__abs__"}
+    for name, (func, swapped) in dispatch.OPERATORS.items():
+        method = _unary(func) if name in unary else _method(func, swapped)
+        method.__name__ = method.__qualname__ = name
+        setattr(PackedTensor, name, method)
+        dense = getattr(Tensor, name, None)
+        if dense is not None and dense not in dispatch.TABLE:
+            dispatch.register_function("pointwise", pointwise, name.strip("_"), dense)
+    for name, func in dispatch.INPLACE_OPERATORS.items():
+        method = _inplace(func)
+        method.__name__ = method.__qualname__ = name
+        setattr(PackedTensor, name, method)
+        dense = getattr(Tensor, name, None)
+        if dense is not None and dense not in dispatch.TABLE:
+            dispatch.TABLE[dense] = pointwise_
+
+
+dispatch.register("pointwise", pointwise, NAMES)
+_inplace_names = [f"{name}_" for name in NAMES if list(dispatch.spellings(f"{name}_"))]
+dispatch.register("pointwise", pointwise_, _inplace_names + INPLACE_ONLY)
+for _function in (operator.add, operator.sub, operator.mul, operator.truediv):
+    dispatch.TABLE[_function] = pointwise
+_install_operators()

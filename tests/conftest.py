@@ -1,0 +1,23 @@
+"""Settings of the whole suite: reproducible, quick by default."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+settings.register_profile("fast", max_examples=20, derandomize=True, database=None, **COMMON)
+settings.register_profile("thorough", max_examples=400, **COMMON)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: a sweep that the fast suite leaves out (-m 'not slow')")
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
