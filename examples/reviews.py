@@ -12,7 +12,7 @@ from packload.demo.data import load_reviews
 from packload.demo.model import ReviewClassifier
 
 
-def main(steps: int = 300) -> None:
+def main(steps: int = 150) -> None:
     """Train for ``steps`` steps, then print the accuracy on reviews the model has not seen."""
     torch.manual_seed(0)
     reviews = load_reviews()

@@ -127,7 +127,7 @@ def packed_payload(what: str, x: PackedTensor, layout: Layout) -> Tensor:
     """The payload of a packed operand in another layout: [cells, *static] with 1s where it broadcasts."""
     values, k = x.values, len(x.grid.axes)
     if x.grid is layout.grid and x.order == layout.order:
-        return values
+        return expand_to(values, layout.grid, tuple(range(k)))
     if ROWS in x.order:
         kept = tuple(range(layout.k))
         for a, b in zip(x.grid.axes, layout.grid.axes):
@@ -150,6 +150,8 @@ def packed_payload(what: str, x: PackedTensor, layout: Layout) -> Tensor:
 def expand_to(values: Tensor, grid: Grid, kept: tuple[int, ...]) -> Tensor:
     """Rows of ``grid.sub(kept)`` repeated over (or re-ordered to) the cells of ``grid``."""
     if kept == tuple(range(len(grid.axes))):
+        if torch.compiler.is_compiling():
+            torch._check(values.shape[0] == grid.cells)
         return values
     return segment.expand_rows(values, grid.map_to(kept), grid.order_by(kept), grid.splits(kept))
 

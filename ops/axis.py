@@ -25,12 +25,16 @@ from typing import Any, Callable, Iterable, Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch._dynamo.decorators import mark_unbacked, maybe_mark_dynamic
 from torch._subclasses.fake_tensor import FakeTensor
 
 from .kernels import structure
 
 Lengths = Tensor | np.ndarray | Sequence[int]
 Step = tuple[int, int, int]
+
+#: Dims that hold the batch size carry one name, so that a graph knows that they agree.
+BATCH = "packed.batch"
 
 
 class Token:
@@ -71,6 +75,7 @@ class Partition:
         self.offsets = offsets
         self.extent = extent
         self.maps = maps or {}
+        self.dynamic = False
         self._cache: dict[Any, Any] = {}
 
     @property
@@ -101,9 +106,18 @@ class Partition:
         if found is None:
             with torch.inference_mode(False), torch.no_grad():
                 found = build()
+            if self.dynamic and isinstance(found, Partition):
+                found.mark_dynamic()
             if not isinstance(getattr(found, "offsets", found), FakeTensor):
                 self._cache[key] = found
         return found
+
+    def mark_dynamic(self) -> None:
+        """Mark the sizes that vary from batch to batch, here and in all that is derived from here."""
+        self.dynamic = True
+        mark_unbacked(self.lengths, 0, shape_id=BATCH)
+        for tensor in (self.offsets, self.extent, *self.maps.values()):
+            mark_unbacked(tensor, 0)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_cache": {}}
@@ -152,6 +166,11 @@ class Axis(Partition):
         self.token = Token() if token is None else token
         self.steps = steps
 
+    def mark_dynamic(self) -> None:
+        """See :meth:`Partition.mark_dynamic`; the maximum is dynamic with a value a graph may look at."""
+        super().mark_dynamic()
+        maybe_mark_dynamic(self.peak, 0)
+
     @property
     def max_length(self) -> int:
         """The largest length of the batch; known without reading the device."""
@@ -195,6 +214,24 @@ class Axis(Partition):
             steps=_append(self.steps, step),
         )
 
+    def repeat(self, times: int) -> Axis:
+        """The axis of lengths ``n * times``: each row stands for several entries."""
+        if times == 1:
+            return self
+
+        def build() -> Axis:
+            token = Token(f"repeat {times}", ((self.token, self.steps),))
+            return Axis(
+                self.lengths * times,
+                self.offsets * times,
+                name=self.name,
+                extent=structure.extent(self.total * times),
+                peak=structure.extent(self.max_length * times),
+                token=token,
+            )
+
+        return self.cached(("repeat", times), build)
+
     def select(self, samples: Sequence[int]) -> Axis:
         """The axis of a sub-batch: the lengths of the given samples, in the given order."""
         chosen = tuple(samples)
@@ -221,6 +258,11 @@ class Grid:
     def __init__(self, axes: Iterable[Axis], part: Partition | None = None) -> None:
         self.axes = tuple(axes)
         self.part: Partition = _product(self.axes) if part is None else part
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the structure was marked for a graph over any lengths (:func:`ops.mark_dynamic`)."""
+        return self.axes[0].dynamic
 
     @property
     def cells(self) -> int:
@@ -296,6 +338,24 @@ class Grid:
     def others(self, kept: tuple[int, ...]) -> tuple[int, ...]:
         """The axes that are not in ``kept``."""
         return tuple(k for k in range(len(self.axes)) if k not in kept)
+
+    def repeat(self, times: int) -> Axis:
+        """The axis of lengths ``n * times``: each row stands for several entries."""
+        if times == 1:
+            return self
+
+        def build() -> Axis:
+            token = Token(f"repeat {times}", ((self.token, self.steps),))
+            return Axis(
+                self.lengths * times,
+                self.offsets * times,
+                name=self.name,
+                extent=structure.extent(self.total * times),
+                peak=structure.extent(self.max_length * times),
+                token=token,
+            )
+
+        return self.cached(("repeat", times), build)
 
     def select(self, samples: Sequence[int]) -> Grid:
         """The grid of a sub-batch."""

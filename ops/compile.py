@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 from torch._dynamo.decorators import mark_unbacked
 
-from .axis import Axis, Grid, Partition
-from .tensor import PackedTensor, is_packed
-
-#: Dims that hold the batch size carry one name, so that a graph knows that they agree.
-BATCH = "packed.batch"
+from .axis import BATCH, Axis, Grid, Partition
+from .tensor import PackedTensor, is_packed, mark_rows
 
 
 def mark_dynamic(tree: Any) -> Any:
@@ -35,19 +31,10 @@ def mark_dynamic(tree: Any) -> Any:
 
 
 def _mark_packed(x: PackedTensor) -> None:
-    mark_unbacked(x.values, 0)
     for axis in x.grid.axes:
-        _mark_partition(axis)
-        torch._dynamo.maybe_mark_dynamic(axis.peak, 0)
-    _mark_partition(x.grid.part)
-
-
-def _mark_partition(part: Partition) -> None:
-    mark_unbacked(part.lengths, 0, shape_id=BATCH)
-    mark_unbacked(part.offsets, 0)
-    mark_unbacked(part.extent, 0)
-    for tensor in part.maps.values():
-        mark_unbacked(tensor, 0)
+        axis.mark_dynamic()
+    x.grid.part.mark_dynamic()
+    mark_rows(x.values)
 
 
 # ------------------------------------------------------------------ pytree

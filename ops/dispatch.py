@@ -22,16 +22,18 @@ NAMESPACES: tuple[ModuleType | type, ...] = (torch, F, torch.Tensor, torch.speci
 
 @dataclass(frozen=True)
 class Row:
-    """One operator: ``name``, its ``kind``, the ``handler`` and the ``function`` that methods call."""
+    """One operator: ``name``, its ``kind`` and the ``handler`` of that kind."""
 
     name: str
     kind: str
     handler: Handler
-    function: Any
 
 
 #: Every function that PyTorch may hand us -> the handler of its kind.
 TABLE: dict[Any, Handler] = {}
+#: Dense tensors' methods for Python's operators, by name: Dynamo's stand-ins for the reflected ones are
+#: not found in ``TABLE``.
+PYTHON: dict[str, Handler] = {}
 #: Operator name -> its row.
 ROWS: dict[str, Row] = {}
 
@@ -56,14 +58,14 @@ def register(kind: str, handler: Handler, names: Iterable[str] | str) -> None:
             raise ValueError(f"PyTorch has no operator '{name}'")
         if name in ROWS:
             raise ValueError(f"operator '{name}' has a row already, of kind '{ROWS[name].kind}'")
-        ROWS[name] = Row(name, kind, handler, functions[0])
+        ROWS[name] = Row(name, kind, handler)
         for function in functions:
             TABLE[function] = handler
 
 
 def register_function(kind: str, handler: Handler, name: str, *functions: Any) -> None:
     """File a row under functions that are found elsewhere than in :data:`NAMESPACES`."""
-    ROWS.setdefault(name, Row(name, kind, handler, functions[0]))
+    ROWS.setdefault(name, Row(name, kind, handler))
     for function in functions:
         TABLE[function] = handler
 
@@ -89,35 +91,33 @@ INPLACE_OPERATORS = {
 
 def call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
     """What ``__torch_function__`` does: look the function up and hand it to its kind."""
-    handler = TABLE.get(function)
+    handler = PYTHON.get(name_of(function)) or TABLE.get(function)
     if handler is None:
         raise NotImplementedError(
-            f"packed tensors do not support '{_name_of(function)}' yet; apply it to each of x.to_list(), "
+            f"packed tensors do not support '{name_of(function)}' yet; apply it to each of x.to_list(), "
             "or to x.values if it works on each position by itself"
         )
     return handler(function, args, kwargs or {})
 
 
-def refuse_out(name: Any, kwargs: dict[str, Any]) -> None:
+def refuse_out(name: str, kwargs: dict[str, Any]) -> None:
     """Raise where ``out=`` is given."""
     if kwargs.get("out") is not None:
         raise TypeError(
-            f"'{_name_of(name)}' on packed tensors has no 'out=': use its result, or the in-place form"
+            f"'{name}' on packed tensors has no 'out=': use its result, or the in-place form"
         )
 
 
-def _name_of(function: Any) -> str:
+def name_of(function: Any) -> str:
+    """What errors call a function."""
     return getattr(function, "__name__", None) or str(function)
-
-
-name_of = _name_of
 
 
 def install_methods(cls: type) -> None:
     """Give ``cls`` every registered operator that ``torch.Tensor`` has as a method."""
     for row in ROWS.values():
         if hasattr(torch.Tensor, row.name) and row.name not in cls.__dict__:
-            setattr(cls, row.name, _method(row.name, row.function, row.handler))
+            setattr(cls, row.name, _method(row.name, getattr(torch.Tensor, row.name), row.handler))
 
 
 def _method(name: str, function: Any, handler: Handler) -> Callable[..., Any]:

@@ -21,6 +21,7 @@ from typing import Any, Callable, Iterator, Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch._dynamo.decorators import mark_unbacked
 
 from . import dispatch
 from .axis import Axis, Extent, Grid, Partition
@@ -47,6 +48,10 @@ class PackedTensor:
     grid: Grid
     order: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        if not torch.compiler.is_compiling() and self.grid.dynamic:
+            mark_rows(self.values)
+
     __hash__ = object.__hash__
     is_nested = False
     is_sparse = False
@@ -69,11 +74,12 @@ class PackedTensor:
             pattern: e.g. ``"n _"``; see :mod:`ops.pattern`.
 
         Raises:
-            ValueError: no tensors, or a shape, dtype or device that does not fit; names the sample.
+            ValueError: a shape, dtype or device that does not fit (names the sample); or no tensors, and
+                a static dim whose size the pattern does not give.
         """
         pattern = _ragged_pattern(pattern)
         if not tensors:
-            raise ValueError("cannot pack an empty list: the static dims and the dtype are unknown")
+            return cls._of_no_samples(pattern)
         _check_list(tensors, pattern)
         axes: dict[str, Axis] = {}
         for d, name in zip(pattern.ragged, pattern.names):
@@ -84,6 +90,15 @@ class PackedTensor:
         static = [tensors[0].shape[d] for d in pattern.static]
         rows = [t.permute(dims).reshape(n, *static) for t, n in zip(tensors, grid.lengths.tolist())]
         return cls(torch.cat(rows), grid, pattern.order)
+
+    @classmethod
+    def _of_no_samples(cls, pattern: Pattern) -> PackedTensor:
+        static = [pattern.tokens[d] for d in pattern.static]
+        if None in static:
+            raise ValueError(f"cannot pack an empty list with the pattern '{pattern}': write the sizes of '_'")
+        axes = {name: Axis([], name=name) for name in pattern.names}
+        grid = Grid([axes[name] for name in pattern.names])
+        return cls(torch.empty(0, *static), grid, pattern.order)  # type: ignore[arg-type]
 
     @classmethod
     def from_padded(
@@ -450,6 +465,22 @@ class PackedTensor:
         return f"{self._extent(c)} rows" if c == ROWS else str(self._extent(c))
 
 
+def _marks() -> dict[str, Any]:
+    template = torch.empty(2, 2)
+    mark_unbacked(template, 0)
+    return dict(template.__dict__)
+
+
+_MARKS = _marks()
+
+
+def mark_rows(values: Tensor) -> None:
+    """What ``mark_unbacked(values, 0)`` does, in a tenth of the time: it runs after every operator."""
+    marks = values.__dict__
+    if "_dynamo_unbacked_indices" not in marks:
+        marks.update(_MARKS, _dynamo_unbacked_indices={0})
+
+
 def is_packed(x: Any) -> bool:
     """Whether ``x`` is a packed tensor."""
     return type(x) is PackedTensor
@@ -482,6 +513,8 @@ def _map_part(part: Partition, fn: Callable[[Tensor], Tensor], memo: dict[Any, A
     if part not in memo:
         maps = {name: fn(t) for name, t in part.maps.items()}
         memo[part] = Partition(part.lengths, fn(part.offsets), part.extent, maps)
+        if part.dynamic:
+            memo[part].mark_dynamic()
     return memo[part]
 
 
@@ -497,6 +530,8 @@ def _map_axis(axis: Axis, fn: Callable[[Tensor], Tensor], memo: dict[Any, Any]) 
             token=axis.token,
             steps=axis.steps,
         )
+        if axis.dynamic:
+            memo[axis].mark_dynamic()
     return memo[axis]
 
 

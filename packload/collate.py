@@ -186,9 +186,12 @@ class _Collation:
         if not field.axes:
             return self._stack(field, arrays)
         lengths = [[shape[d] for shape in shapes] for d in field.pattern.ragged]
-        grid = self._grid(field, shapes, lengths)
+        device = arrays[0].device if isinstance(arrays[0], Tensor) else None
         try:
+            grid = self._grid(field, shapes, lengths, device)
             values = _pack(arrays, field.pattern, lengths)
+        except CollateError:
+            raise
         except (TypeError, ValueError, RuntimeError) as error:
             self._fail_convert(field, arrays, error)
         return PackedTensor(values, grid, field.pattern.order)
@@ -240,7 +243,7 @@ class _Collation:
             return [array.astype(dtype) if i in empty else array for i, array in enumerate(arrays)]
         try:
             return [
-                torch.empty(array.shape, dtype=tensor.dtype) if i in empty else torch.as_tensor(array)
+                torch.empty(array.shape, dtype=tensor.dtype) if i in empty else _tensor(array)
                 for i, array in enumerate(arrays)
             ]
         except (TypeError, ValueError) as error:
@@ -280,12 +283,14 @@ class _Collation:
                 except ValueError as error:
                     raise CollateError(str(error)) from error
 
-    def _grid(self, field: Field, shapes: list[Shape], lengths: list[list[int]]) -> Grid:
+    def _grid(
+        self, field: Field, shapes: list[Shape], lengths: list[list[int]], device: torch.device | None
+    ) -> Grid:
         """The grid of a field; fields over the same axes get the same one."""
         for key, sizes in zip(field.axes, lengths):
             known = self.axes.get(key)
             if known is None:
-                self.axes[key] = (Axis(sizes, name=axis_name(key)), sizes, field, shapes)
+                self.axes[key] = (Axis(sizes, name=axis_name(key), device=device), sizes, field, shapes)
             elif known[1] != sizes:
                 self._fail_axis(field, key, sizes, shapes)
         grid = self.grids.get(field.axes)
@@ -294,13 +299,13 @@ class _Collation:
         return grid
 
     def _stack(self, field: Field, arrays: list[Any]) -> Tensor:
-        if isinstance(arrays[0], Tensor):
-            return torch.stack(arrays).contiguous()
         try:
+            if isinstance(arrays[0], Tensor):
+                return torch.stack(arrays).contiguous()
             out = np.empty((len(arrays), *arrays[0].shape), arrays[0].dtype)
             np.stack(arrays, out=out)
             return torch.from_numpy(out)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             self._fail_convert(field, arrays, error)
 
     def _fail_type(self, field: Field, index: int, column: list[Any]) -> NoReturn:
@@ -416,6 +421,10 @@ def _copy_blocks(values: Array, arrays: list[Array], order: Shape) -> None:
         else:
             target[...] = block
         begin = end
+
+
+def _tensor(array: Any) -> Tensor:
+    return array if isinstance(array, Tensor) else torch.from_numpy(array.copy())
 
 
 def _shape(array: Any) -> Shape:

@@ -235,7 +235,7 @@ def _build(sign: Any, path: str, schema: Mapping[str, Pattern]) -> Recipe:
     marked = sign[0] == "ragged"
     if marked:
         mark = parse(sign[1])
-        if declared is not None and declared is not mark:
+        if declared is not None and declared != mark:
             raise CollateError(
                 f"field '{path}' is marked '{mark}', and the schema declares '{declared}'. Drop one of them."
             )

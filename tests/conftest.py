@@ -14,10 +14,6 @@ settings.register_profile("thorough", max_examples=400, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: a sweep that the fast suite leaves out (-m 'not slow')")
-
-
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -32,7 +33,9 @@ PATTERNS = ("n", "n 4", "4 n", "n 3 4", "3 n 4", "n n", "n n 4", "n m 4", "n m",
 Lengths = Sequence[int] | Mapping[str, Sequence[int]]
 
 
-def make(lengths: Lengths, pattern: str = "n 4", *, dtype: torch.dtype = torch.float64, seed: int = 0) -> Ragged:
+def make(
+    lengths: Lengths, pattern: str = "n 4", *, dtype: torch.dtype = torch.float64, seed: int = 0
+) -> Ragged:
     """Samples of given lengths: one list for axis ``n`` (others get it rotated), or one list a name."""
     generator = torch.Generator().manual_seed(seed)
     shapes = _shapes(lengths, pattern)

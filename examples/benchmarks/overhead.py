@@ -99,7 +99,7 @@ def _samples() -> list[Tensor]:
 
 
 def _packed() -> Pair:
-    x = PackedTensor.from_list(_samples(), "n _")
+    x: Any = PackedTensor.from_list(_samples(), "n _")
     return x, x * 0.5
 
 

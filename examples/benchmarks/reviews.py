@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from examples.benchmarks._timing import threads
 from packload.batch import Batch
 from packload.demo.data import Split, load_reviews
 from packload.demo.model import ReviewClassifier
@@ -141,15 +142,17 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--width", type=int, default=64, help="features of the model")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     split = load_reviews(seed=arguments.seed)
-    measured = measure(
-        split,
-        steps=arguments.steps,
-        batch_size=arguments.batch_size,
-        seed=arguments.seed,
-        width=arguments.width,
-    )
+    with threads(arguments.threads):
+        measured = measure(
+            split,
+            steps=arguments.steps,
+            batch_size=arguments.batch_size,
+            seed=arguments.seed,
+            width=arguments.width,
+        )
     Console(width=110).print(table(measured))
 
 

@@ -66,9 +66,15 @@ def _function(name: str, forward: Any, setup: Any, backward: Any) -> type[torch.
     return type(f"Packed_{name}", (torch.autograd.Function,), members)
 
 
+def _is_plain(operand: Any) -> bool:
+    """False for the fake and functional tensors with which a compiler traces a backward formula."""
+    tensor = operand[0] if isinstance(operand, (list, tuple)) and operand else operand
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) or isinstance(tensor, (list, tuple))
+
+
 def _plain_call(name: str, operator: Any, forward: Any) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or not _is_plain(args[0]):
             return operator(*args)
         return forward(*args)
 
@@ -80,7 +86,7 @@ def _differentiable_call(
     name: str, operator: Any, forward: Any, function: type[torch.autograd.Function], leading: int
 ) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or not _is_plain(args[0]):
             return operator(*args)
         if torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in args[:leading]):
             return function.apply(*args)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 
 from .. import dispatch
@@ -22,7 +23,7 @@ def static_dim(x: PackedTensor, dim: int, what: str) -> int:
     if c == ROWS:
         return 0
     name = "the batch dim" if c == 0 else f"the ragged axis '{x.grid.axes[c - 1].label}'"
-    raise ValueError(f"{what} needs a static dim; dim {dim} of a packed tensor of shape {x!r:.60} is {name}")
+    raise ValueError(f"{what} needs a static dim; dim {dim} of a packed tensor of {len(x.order)} dims is {name}")
 
 
 def trailing(x: PackedTensor, count: int, what: str) -> PackedTensor:
@@ -86,11 +87,21 @@ def append_dim(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _operand(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[PackedTensor, tuple[Any, ...]]:
-    dispatch.refuse_out(func, kwargs)
+    dispatch.refuse_out(dispatch.name_of(func), kwargs)
     x, rest = (args[0], args[1:]) if args else (kwargs.pop("input"), ())
     if not is_packed(x) or any(is_packed(a) for a in (*rest, *kwargs.values())):
         raise TypeError(f"{dispatch.name_of(func)}: only the input may be packed; parameters are dense")
     return x, rest
+
+
+def prelu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``F.prelu``: one slope, or one for each entry of dim 1, which then is static."""
+    x, (weight,) = _operand(func, args, kwargs)
+    if weight.numel() == 1:
+        return like(x, func(x.values, weight))
+    place = static_dim(x, 1, "prelu with several slopes")
+    slopes = weight.view(*[-1 if d == place else 1 for d in range(x.values.dim())])
+    return like(x, torch.where(x.values > 0, x.values, slopes * x.values))
 
 
 def _query(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -106,6 +117,7 @@ dispatch.register("feature", normalized_shape, "layer_norm rms_norm")
 dispatch.register("feature", along_dim(1, None), "softmax log_softmax")
 dispatch.register("feature", along_dim(2, 1), "normalize")
 dispatch.register("feature", along_dim(1, -1), "glu")
+dispatch.register("feature", prelu, "prelu")
 dispatch.register_function("feature", append_dim, "embedding", F.embedding)
 dispatch.register("query", _query, "is_floating_point is_complex is_signed")
 dispatch.register("query", _numel, "numel")

@@ -25,10 +25,16 @@ def getitem(x: PackedTensor, key: Any) -> Any:
         NotImplementedError: an index that no rule covers yet; says what to write.
     """
     keys = _expand_ellipsis(key if isinstance(key, tuple) else (key,), len(x.order))
+    keys = [_plain(k) for k in keys]
     if sum(1 for k in keys if _is_list(k)) > 1:
         raise NotImplementedError("index with one list or tensor at a time, e.g. x[:, :, ids][samples]")
     plan, dim = [], 0
-    for k in keys:
+    for place, k in enumerate(keys):
+        if k is not None and dim < len(x.order) and x.order[dim] == 0 and not _is_all(k):
+            x, keys[place] = _index_batch(x, k), slice(None)
+            if not is_packed(x):
+                return x[tuple(keys[:place] + keys[place + 1 :])]
+            k = slice(None)
         plan.append((dim, k))
         dim += k is not None
     out: Any = x
@@ -52,22 +58,28 @@ def _expand_ellipsis(keys: tuple[Any, ...], ndim: int) -> list[Any]:
     return [*keys[: place[0]], *[slice(None)] * (ndim - used), *keys[place[0] + 1 :]]
 
 
+def _plain(key: Any) -> Any:
+    """Integers of numpy and of tensors as Python's."""
+    scalar = isinstance(key, Tensor) and key.dim() == 0 and key.dtype != torch.bool
+    return int(key) if scalar or isinstance(key, np.integer) else key
+
+
+def _is_all(key: Any) -> bool:
+    return isinstance(key, slice) and key == slice(None)
+
+
 def _is_list(key: Any) -> bool:
     return isinstance(key, (list, tuple, range, np.ndarray)) or (isinstance(key, Tensor) and key.dim() > 0)
 
 
 def _index_dim(x: PackedTensor, dim: int, key: Any) -> Any:
-    if isinstance(key, slice) and key == slice(None):
+    if _is_all(key):
         return x
     c, k = x.order[dim], len(x.grid.axes)
-    if isinstance(key, Tensor) and key.dim() == 0:
-        key = int(key)
     if c == ROWS:
         return x.to_padded()[(slice(None),) * dim + (key,)]
     if c > k:
         return _index_static(x, dim, c - k, key)
-    if c == 0:
-        return _index_batch(x, dim, key)
     if isinstance(key, slice):
         return slice_axis(x, c - 1, key)
     if isinstance(key, int):
@@ -88,7 +100,7 @@ def _index_static(x: PackedTensor, dim: int, place: int, key: Any) -> PackedTens
     return PackedTensor(values, x.grid, tuple(order))
 
 
-def _index_batch(x: PackedTensor, dim: int, key: Any) -> Any:
+def _index_batch(x: PackedTensor, key: Any) -> Any:
     if torch.compiler.is_compiling():
         raise NotImplementedError("choosing samples inside a compiled graph: choose them before the call")
     count = x.batch_size

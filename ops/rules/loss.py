@@ -21,11 +21,8 @@ ELEMENTWISE = """
 def elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Losses of one value per entry: operands are aligned, the reduction sees valid entries only."""
     payloads, layout = align(dispatch.name_of(func), [*args, *kwargs.values()])
-    rows = [p for p in payloads if isinstance(p, Tensor) and p.dim()]
-    if rows[0].shape != rows[1].shape:
-        rows = list(torch.broadcast_tensors(*rows))
-        spread = iter(rows)
-        payloads = [next(spread) if isinstance(p, Tensor) and p.dim() else p for p in payloads]
+    if not (is_packed(args[0]) and is_packed(args[1])):
+        payloads[:2] = torch.broadcast_tensors(*payloads[:2])
     values = func(*payloads[: len(args)], **dict(zip(kwargs, payloads[len(args) :])))
     return layout.wrap(values) if kwargs.get("reduction", "mean") == "none" else values
 

@@ -5,7 +5,6 @@ Adding one is adding its name below; ``NAME_`` and Python's operators follow by 
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ NAMES = """
     arctanh asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or
     bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min clip conj copysign cos cosh
     deg2rad digamma div divide elu eq erf erfc erfinv exp exp2 expm1 fix float_power floor
-    floor_divide fmax fmin fmod frac ge gelu greater greater_equal gt hardshrink hardtanh heaviside
+    floor_divide fmax fmin fmod frac ge gelu greater greater_equal gt hardshrink hardsigmoid hardswish hardtanh heaviside
     hypot i0 igamma igammac isclose isfinite isinf isnan isneginf isposinf isreal ldexp le leaky_relu
     lerp less less_equal lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not
     logical_or logical_xor logit logsigmoid lt masked_fill maximum minimum mish mul multiply nan_to_num
@@ -35,44 +34,54 @@ NAMES = """
 INPLACE_ONLY = "copy_ fill_ zero_ normal_ uniform_ exponential_ random_".split()
 
 
-def pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Apply ``func`` to the payloads; on one structure without any work on it."""
+def pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None = None) -> Any:
+    """Apply ``func`` to the payloads; on one structure without any work on it.
+
+    ``name`` is what errors call it, where Dynamo could not tell.
+    """
     first = None
     for a in args:
         if type(a) is PackedTensor:
             if first is None:
                 first = a
             elif (a.grid is not first.grid) or a.order != first.order:
-                return _aligned(func, args, kwargs)
+                return _aligned(func, args, kwargs, name or dispatch.name_of(func))
         elif isinstance(a, Tensor) and a.dim():
-            return _aligned(func, args, kwargs)
+            return _aligned(func, args, kwargs, name or dispatch.name_of(func))
     if first is None or kwargs:
-        return _aligned(func, args, kwargs)
+        return _aligned(func, args, kwargs, name or dispatch.name_of(func))
     payloads = [a.values if type(a) is PackedTensor else a for a in args]
-    return PackedTensor(func(*payloads), first.grid, first.order)
+    values = func(*payloads)
+    return first if values is first.values else PackedTensor(values, first.grid, first.order)
 
 
-def _aligned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    dispatch.refuse_out(func, kwargs)
-    names = list(kwargs)
-    payloads, layout = align(dispatch.name_of(func), [*args, *kwargs.values()])
-    positional, keyed = payloads[: len(args)], dict(zip(names, payloads[len(args) :]))
-    values = func(*positional, **keyed)
+def _aligned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
+    dispatch.refuse_out(name, kwargs)
+    payloads, layout = align(name, [*args, *kwargs.values()])
+    values = func(*payloads[: len(args)], **dict(zip(kwargs, payloads[len(args) :])))
+    target = args[0] if args else None
+    if type(target) is PackedTensor and values is target.values:
+        return target
     return layout.wrap(values)
 
 
-def pointwise_(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The in-place form: the payload of the first operand changes, its structure stays."""
+def pointwise_(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None = None) -> Any:
+    """The in-place form: the payload of the first operand changes, its structure stays.
+
+    Raises:
+        RuntimeError: the first operand is dense. (Not a TypeError: PyTorch would turn that into
+            ``NotImplemented``, and Python would then rebind the name to a packed result.)
+    """
     target = args[0]
-    name = dispatch.name_of(func)
+    name = name or dispatch.name_of(func)
     if not isinstance(target, PackedTensor):
-        raise TypeError(
+        raise RuntimeError(
             f"'{name}' would write packed values into a dense tensor of shape {tuple(target.shape)}; "
             "use the form that returns a new tensor, or x.to_padded()"
         )
     payloads, layout = align(name, [*args, *kwargs.values()])
     if layout.grid is not target.grid or layout.order != target.order:
-        raise ValueError(f"'{name}' cannot add ragged dims to its first operand in place")
+        raise ValueError(f"'{name}' cannot add ragged dims to its first operand")
     keyed = dict(zip(kwargs, payloads[len(args) :]))
     if torch.compiler.is_compiling():
         target.values = _out_of_place(func, target, payloads[: len(args)], keyed)
@@ -88,7 +97,7 @@ def _out_of_place(func: Any, target: PackedTensor, args: list[Any], kwargs: dict
     return copy
 
 
-def _method(func: Any, swapped: bool) -> Any:
+def _method(name: str, func: Any, swapped: bool) -> Any:
     def method(self: PackedTensor, other: Any) -> Any:
         if type(other) is PackedTensor and other.grid is self.grid and other.order == self.order:
             return PackedTensor(func(self.values, other.values), self.grid, self.order)
@@ -97,7 +106,7 @@ def _method(func: Any, swapped: bool) -> Any:
             return PackedTensor(func(*pair), self.grid, self.order)
         if other is None or isinstance(other, (str, list, tuple, dict)):
             return NotImplemented
-        return pointwise(func, (other, self) if swapped else (self, other), {})
+        return pointwise(func, (other, self) if swapped else (self, other), {}, name)
 
     return method
 
@@ -109,9 +118,9 @@ def _unary(func: Any) -> Any:
     return method
 
 
-def _inplace(func: Any) -> Any:
+def _inplace(name: str, func: Any) -> Any:
     def method(self: PackedTensor, other: Any) -> Any:
-        return pointwise_(func, (self, other), {})
+        return pointwise_(func, (self, other), {}, name)
 
     return method
 
@@ -119,24 +128,23 @@ def _inplace(func: Any) -> Any:
 def _install_operators() -> None:
     unary = {"__neg__", "__pos__", "__invert__", "__abs__"}
     for name, (func, swapped) in dispatch.OPERATORS.items():
-        method = _unary(func) if name in unary else _method(func, swapped)
-        method.__name__ = method.__qualname__ = name
-        setattr(PackedTensor, name, method)
-        dense = getattr(Tensor, name, None)
-        if dense is not None and dense not in dispatch.TABLE:
-            dispatch.register_function("pointwise", pointwise, name.strip("_"), dense)
+        _install(name, _unary(func) if name in unary else _method(name, func, swapped), pointwise)
     for name, func in dispatch.INPLACE_OPERATORS.items():
-        method = _inplace(func)
+        _install(name, _inplace(name, func), pointwise_)
+    _install("__rdiv__", None, pointwise)
+
+
+def _install(name: str, method: Any, handler: dispatch.Handler) -> None:
+    """Python's operator on packed tensors, and the dense tensor's with a packed operand."""
+    if method is not None:
         method.__name__ = method.__qualname__ = name
         setattr(PackedTensor, name, method)
-        dense = getattr(Tensor, name, None)
-        if dense is not None and dense not in dispatch.TABLE:
-            dispatch.TABLE[dense] = pointwise_
+    dense = getattr(Tensor, name, None)
+    if dense is not None:
+        dispatch.PYTHON[name] = dispatch.PYTHON[dense.__name__] = handler
 
 
 dispatch.register("pointwise", pointwise, NAMES)
 _inplace_names = [f"{name}_" for name in NAMES if list(dispatch.spellings(f"{name}_"))]
 dispatch.register("pointwise", pointwise_, _inplace_names + INPLACE_ONLY)
-for _function in (operator.add, operator.sub, operator.mul, operator.truediv):
-    dispatch.TABLE[_function] = pointwise
 _install_operators()

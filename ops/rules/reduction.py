@@ -66,7 +66,7 @@ def reduction(name: str, dense: Dense, ragged: Ragged) -> dispatch.Handler:
     """
 
     def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        dispatch.refuse_out(func, kwargs)
+        dispatch.refuse_out(name, kwargs)
         x, dim, keepdim, dtype = _arguments(*args, **kwargs)
         if dtype is not None:
             x = PackedTensor(x.values.to(dtype), x.grid, x.order)
@@ -104,7 +104,10 @@ def _arguments(
 def _places(x: PackedTensor, dim: Any) -> set[int]:
     if dim is None or (isinstance(dim, (tuple, list)) and not dim):
         return set(range(len(x.order)))
-    return {x.dim_index(d) for d in ([dim] if isinstance(dim, int) else dim)}
+    places = [x.dim_index(d) for d in ([dim] if isinstance(dim, int) else dim)]
+    if len(set(places)) != len(places):
+        raise ValueError(f"a dim is named twice in {tuple(dim)}")
+    return set(places)
 
 
 def _without_rows(values: Tensor, x: PackedTensor, places: set[int], keepdim: bool) -> Tensor:

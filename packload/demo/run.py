@@ -18,18 +18,32 @@ from packload.demo.train import accuracy, compare, packed_inputs, random_batches
 class Settings:
     """The demo's options, with the values a short run on two cores needs."""
 
-    steps: int = 40
-    more_steps: int = 260
+    steps: int = 30
+    more_steps: int = 120
     batch_size: int = 32
     held_out: int = 1000
     limit: int | None = None
     seed: int = 0
     device: str = "cpu"
+    threads: int = 1
     out: Path = Path("demo.png")
 
 
 def run(settings: Settings, console: Console) -> report.Result:
-    """Train padded and packed, go on packed, print the figures and write the picture."""
+    """Train padded and packed, go on packed, print the figures and write the picture.
+
+    On one thread, unless told otherwise: with more, whatever else the machine does slows a step several
+    times, as every thread waits for the slowest many times a step.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(settings.threads)
+    try:
+        return _run(settings, console)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _run(settings: Settings, console: Console) -> report.Result:
     with console.status("reading the reviews"):
         split = load_reviews(held_out=settings.held_out, limit=settings.limit, seed=settings.seed)
     console.print(_introduction(split, settings))
@@ -51,7 +65,7 @@ def _introduction(split: Split, settings: Settings) -> str:
     return (
         f"{len(lengths)} reviews to train on, {len(split.held_out)} held out; "
         f"{lengths.min()} to {lengths.max()} words, mean {lengths.mean():.0f}, none cut off; "
-        f"batches of {settings.batch_size}; {settings.device}, {torch.get_num_threads()} threads"
+        f"batches of {settings.batch_size}; {settings.device}, threads: {settings.threads}"
     )
 
 

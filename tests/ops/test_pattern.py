@@ -21,7 +21,11 @@ def test_same_text_gives_same_object() -> None:
     ],
 )
 def test_dims_are_sorted_by_kind(
-    text: str, ragged: tuple[int, ...], static: tuple[int, ...], names: tuple[str, ...], order: tuple[int, ...]
+    text: str,
+    ragged: tuple[int, ...],
+    static: tuple[int, ...],
+    names: tuple[str, ...],
+    order: tuple[int, ...],
 ) -> None:
     pattern = parse(text)
     assert (pattern.ragged, pattern.static, pattern.names, pattern.order) == (ragged, static, names, order)
@@ -55,7 +59,9 @@ def test_a_fixed_pattern_or_a_fixed_sample_passes() -> None:
         ("n n _", (3, 2, 4), "both 3 and 2"),
     ],
 )
-def test_a_sample_that_does_not_fit_is_named_with_its_shape(text: str, shape: tuple[int, ...], said: str) -> None:
+def test_a_sample_that_does_not_fit_is_named_with_its_shape(
+    text: str, shape: tuple[int, ...], said: str
+) -> None:
     with pytest.raises(ValueError) as error:
         check_sample(parse(text), shape, "sample 3, field 'x'")
     message = str(error.value)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import combinations
-from typing import Callable
 
 import pytest
 import torch
@@ -33,14 +33,20 @@ def subsets_of_dims(rank: int) -> list[tuple[int, ...]]:
     return [dims for size in range(1, rank + 1) for dims in combinations(range(1, rank + 1), size)]
 
 
-CASES = [(p, dims) for p in ("n", "n 4", "4 n", "n n 4", "n m 4", "n 4 m") for dims in subsets_of_dims(len(p.split()))]
+CASES = [
+    (p, dims)
+    for p in ("n", "n 4", "4 n", "n n 4", "n m 4", "n 4 m")
+    for dims in subsets_of_dims(len(p.split()))
+]
 EACH_CASE = pytest.mark.parametrize(("pattern", "dims"), CASES, ids=[f"{p} {d}" for p, d in CASES])
 
 
 @KEEPDIM
 @EACH_CASE
 @EACH_SUM
-def test_sums_over_every_set_of_dims(fn: Callable, pattern: str, dims: tuple[int, ...], keepdim: bool) -> None:
+def test_sums_over_every_set_of_dims(
+    fn: Callable, pattern: str, dims: tuple[int, ...], keepdim: bool
+) -> None:
     for lengths in ([3, 0, 5], [2, 2], [4]):
         check(lambda x: fn(x, dim=dims, keepdim=keepdim), make(lengths, pattern))
 
@@ -48,7 +54,9 @@ def test_sums_over_every_set_of_dims(fn: Callable, pattern: str, dims: tuple[int
 @KEEPDIM
 @EACH_CASE
 @pytest.mark.parametrize("fn", list(PEAKS.values()), ids=list(PEAKS))
-def test_peaks_over_every_set_of_dims(fn: Callable, pattern: str, dims: tuple[int, ...], keepdim: bool) -> None:
+def test_peaks_over_every_set_of_dims(
+    fn: Callable, pattern: str, dims: tuple[int, ...], keepdim: bool
+) -> None:
     for lengths in ([3, 1, 5], [2, 2], [4]):
         check(lambda x: fn(x, dim=dims, keepdim=keepdim), make(lengths, pattern))
 
@@ -144,7 +152,9 @@ def test_a_full_reduction_sees_empty_samples_as_nothing() -> None:
     torch.testing.assert_close(x.amax((0, 1)), x.values.amax(0))
 
 
-@pytest.mark.parametrize(("pattern", "dims"), [("n 4", 0), ("n 4", (0,)), ("n 4", (0, 2)), ("n m 4", (0, 1)), ("4 n", -3)])
+@pytest.mark.parametrize(
+    ("pattern", "dims"), [("n 4", 0), ("n 4", (0,)), ("n 4", (0, 2)), ("n m 4", (0, 1)), ("4 n", -3)]
+)
 @EACH
 def test_the_batch_alone_cannot_be_reduced_and_the_error_says_what_to_do(
     fn: Callable, pattern: str, dims: int | tuple[int, ...]
@@ -169,7 +179,9 @@ def test_a_result_without_a_ragged_axis_is_a_plain_tensor() -> None:
             assert is_packed(result)
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32]
+)
 def test_result_types_are_those_of_dense_tensors(dtype: torch.dtype) -> None:
     x = make([3, 1, 5], dtype=dtype)
     check(lambda a: a.sum(1), x, grad=False)
@@ -259,7 +271,9 @@ def test_infinite_values_are_ordinary(value: float) -> None:
 
 
 def test_sums_of_bfloat16_accumulate_in_float32() -> None:
-    ones = Ragged([torch.ones(70_000, 2, dtype=torch.bfloat16), torch.ones(3, 2, dtype=torch.bfloat16)], "n 2")
+    ones = Ragged(
+        [torch.ones(70_000, 2, dtype=torch.bfloat16), torch.ones(3, 2, dtype=torch.bfloat16)], "n 2"
+    )
     (x,) = pack(ones)
     assert x.sum(1)[:, 0].tolist() == [70_144, 3]
     assert x.mean(1)[:, 0].tolist() == [1, 1]

@@ -144,7 +144,6 @@ def test_lengths_declared_ragged_stay_ragged_whatever_the_batch() -> None:
 
 def test_no_samples_is_an_ordinary_batch() -> None:
     for x in (
-        PackedTensor.from_list([], "n 4"),
         PackedTensor.from_padded(torch.zeros(0, 5, 4), []),
         PackedTensor.from_offsets(torch.zeros(0, 4), torch.zeros(1, dtype=torch.int32)),
     ):
@@ -155,6 +154,11 @@ def test_no_samples_is_an_ordinary_batch() -> None:
         assert (x + 1).to_list() == []
         assert x.sum(1).shape == (0, 4)
         assert torch.equal(x.sum((0, 1)), torch.zeros(4, dtype=x.dtype))
+
+
+def test_an_empty_list_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        PackedTensor.from_list([], "n _")
 
 
 @pytest.mark.parametrize(("pattern", "dims"), [("n 4", 1), ("n m 4", 2), ("n n", 2), ("n", 1)])

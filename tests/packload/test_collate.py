@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch._utils import ExceptionWrapper
+from torch.utils.data import DataLoader, Dataset
 
 import packload
 from packload import Batch, Collate, CollateError, PackedTensor, collate, ragged
@@ -30,7 +32,7 @@ class Record:
     label: int
 
 
-def assert_field(field: PackedTensor, samples: list[Tensor]) -> None:
+def assert_field(field: PackedTensor, samples: Sequence[Tensor]) -> None:
     assert isinstance(field, PackedTensor)
     assert field.sizes.tolist() == [list(sample.shape) for sample in samples]
     for got, sample in zip(field.to_list(), samples, strict=True):
@@ -128,6 +130,12 @@ def test_gradients_flow_to_the_samples() -> None:
             torch.testing.assert_close(leaf.grad, 2 * leaf.detach())
 
 
+def test_structure_lies_on_the_device_of_the_samples() -> None:
+    field = collate([{"x": torch.ones(n, device="meta")} for n in (2, 3)]).x
+    assert field.device.type == field.offsets.device.type == "meta"
+    assert field.axes[0].lengths.tolist() == [2, 3]
+
+
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("leaf", ["tensor", "array", "tensor with gradient"])
 @pytest.mark.parametrize("pattern", ["n _", "_ n", "n m", "3 4"])
@@ -205,15 +213,13 @@ def test_fields_without_a_schema_need_not_agree() -> None:
 def test_axes_declared_with_one_name_are_one_object() -> None:
     samples = [
         {
-            "ids": [1] * n,
-            "meta": {"mask": [True] * n},
+            "ids": np.ones(n, np.int64),
+            "meta": {"mask": np.ones(n, bool)},
             "pair": ragged(torch.ones(n, n, 2), "n n _"),
-            "other": [1] * n,
+            "other": torch.ones(n),
         }
         for n in (3, 0, 2)
     ]
-    samples[1]["ids"], samples[1]["meta"]["mask"] = np.zeros(0, np.int64), np.zeros(0, bool)
-    samples[1]["other"] = np.zeros(0, np.int64)
     batch = Collate({"ids": "n", "meta.mask": "n"})(samples)
     axis = batch.ids.axes[0]
     assert axis.name == "n" and axis.lengths.tolist() == [3, 0, 2]
@@ -280,7 +286,7 @@ def test_many_structures_do_not_pile_up() -> None:
 # ------------------------------------------------------------------ workers
 
 
-class Reviews:
+class Reviews(Dataset[Any]):
     """Samples of fixed random sizes with axes shared between fields."""
 
     def __len__(self) -> int:
@@ -299,16 +305,6 @@ class Reviews:
         }
 
 
-class Bad(Reviews):
-    """Sample 3 has no label."""
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        sample = super().__getitem__(index)
-        if index == 3:
-            del sample["label"]
-        return sample
-
-
 def summary(value: Any) -> Any:
     """Types, dtypes, structure and values of a batch, as plain data."""
     if isinstance(value, Batch):
@@ -321,7 +317,9 @@ def summary(value: Any) -> Any:
 
 def loaded(workers: int, **kwargs: Any) -> list[Batch]:
     collation = Collate({"ids": "n", "emb": "n _"})
-    loader = DataLoader(Reviews(), batch_size=3, num_workers=workers, collate_fn=collation, **kwargs)  # type: ignore[arg-type]
+    loader: DataLoader[Any] = DataLoader(
+        Reviews(), batch_size=3, num_workers=workers, collate_fn=collation, **kwargs
+    )
     return list(loader)
 
 
@@ -353,10 +351,15 @@ def test_collate_pickles_with_its_schema() -> None:
     assert pickle.loads(pickle.dumps(ragged([1], "n"))) == ragged([1], "n")
 
 
-def test_an_error_in_a_worker_arrives_with_its_message() -> None:
-    loader = DataLoader(Bad(), batch_size=4, num_workers=2, collate_fn=collate)  # type: ignore[arg-type]
-    with pytest.raises(CollateError, match=r"sample 3 \(key 'k3'\), field 'label'"):
-        list(loader)
+def test_an_error_keeps_its_type_and_message_on_the_way_from_a_worker() -> None:
+    sent = None
+    try:
+        collate([{"x": 1, "key": "a"}, {"key": "b"}])
+    except CollateError:
+        sent = ExceptionWrapper(sys.exc_info(), where="in DataLoader worker process 0")
+    assert sent is not None
+    with pytest.raises(CollateError, match=r"sample 1 \(key 'b'\), field 'x'"):
+        pickle.loads(pickle.dumps(sent)).reraise()
 
 
 # ------------------------------------------------------------------ mistakes
@@ -470,6 +473,11 @@ MISTAKES: dict[str, tuple[list[Any], dict[str, str | None] | None, list[str]]] =
     ),
     "two marks": ([{"x": ragged([1], "n")}, {"x": ragged([1], "m")}], None, ["sample 1", "'m'", "'n'"]),
     "rank 4 without a schema": ([{"x": torch.ones(1, 1, 1, 1), "key": "k"}], None, ["key 'k'", "'n _ _ _'"]),
+    "more rows than 32-bit offsets count": (
+        [{"x": np.broadcast_to(np.uint8(0), (2**30,))}] * 2,
+        None,
+        ["field 'x'", "2147483647"],
+    ),
     "no samples": ([], None, ["no samples"]),
 }
 

@@ -99,6 +99,10 @@ def test_an_undeclared_axis_is_not_a_declared_one_of_the_same_name() -> None:
     assert fields["a"].axes != fields["b"].axes
 
 
+def test_a_mark_may_repeat_what_the_schema_declares() -> None:
+    assert recipe_of({"x": ragged([[1]], "n  _")}, {"x": " n _ "})["x"].axes == ("n",)
+
+
 def test_a_schema_makes_a_tuple_one_leaf() -> None:
     assert list(recipe_of({"box": (1, 2, 3, 4)})) == ["box.0", "box.1", "box.2", "box.3"]
     field = recipe_of({"box": (1, 2, 3, 4)}, {"box": "4"})["box"]

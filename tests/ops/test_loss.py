@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ops.testing import Ragged, assert_matches, check, pack
+from tests.strategies import PROFILES, make
+
+CLASSES = 5
+SOME = {name: lengths for name, lengths in PROFILES.items() if sum(lengths)}
+LENGTHS = pytest.mark.parametrize("lengths", list(SOME.values()), ids=list(SOME))
+REDUCTION = pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+STRUCTURE_ERROR = (ValueError, RuntimeError)
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "ignore": {"ignore_index": 2},
+    "weight": {"weight": torch.linspace(0.5, 2, CLASSES, dtype=torch.float64)},
+    "smooth": {"label_smoothing": 0.2},
+    "all": {
+        "ignore_index": 1,
+        "weight": torch.linspace(0.5, 2, CLASSES, dtype=torch.float64),
+        "label_smoothing": 0.1,
+    },
+}
+EACH_OPTION = pytest.mark.parametrize("options", list(OPTIONS.values()), ids=list(OPTIONS))
+
+
+def logits_of(lengths: list[int], pattern: str = f"n {CLASSES}") -> Ragged:
+    return make(lengths, pattern)
+
+
+def targets_of(lengths: list[int], pattern: str = "n") -> Ragged:
+    ids = make(lengths, pattern, dtype=torch.int64, seed=1)
+    return Ragged([s % CLASSES for s in ids.samples], pattern)
+
+
+def rows(batch: Ragged) -> Tensor:
+    """By hand: all valid positions of a batch, stacked; classes last."""
+    return torch.cat([s.reshape(-1, *s.shape[-1:]) if s.dim() > 1 else s for s in batch.samples])
+
+
+def over_tokens(loss: Callable, **options: Any) -> Callable[[Ragged, Ragged], Tensor]:
+    return lambda x, t: loss(rows(x), rows(t), **options)
+
+
+# ---------------------------------------------------------------- cross entropy
+
+
+@LENGTHS
+@EACH_OPTION
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_cross_entropy_of_flattened_tokens(
+    lengths: list[int], options: dict[str, Any], reduction: str
+) -> None:
+    def loss(x: Any, t: Any) -> Any:
+        return F.cross_entropy(x.view(-1, CLASSES), t.view(-1), reduction=reduction, **options)
+
+    reference = over_tokens(F.cross_entropy, reduction=reduction, **options)
+    result = check(loss, logits_of(lengths), targets_of(lengths), reference=reference)
+    assert type(result) is Tensor
+
+
+@LENGTHS
+@EACH_OPTION
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_cross_entropy_with_classes_second(
+    lengths: list[int], options: dict[str, Any], reduction: str
+) -> None:
+    def loss(x: Any, t: Any) -> Any:
+        return F.cross_entropy(x.transpose(1, 2), t, reduction=reduction, **options)
+
+    reference = over_tokens(F.cross_entropy, reduction=reduction, **options)
+    check(loss, logits_of(lengths), targets_of(lengths), reference=reference)
+
+
+@LENGTHS
+@EACH_OPTION
+def test_unreduced_cross_entropy_is_packed(lengths: list[int], options: dict[str, Any]) -> None:
+    def loss(x: Any, t: Any) -> Any:
+        return F.cross_entropy(x.transpose(1, 2), t, reduction="none", **options)
+
+    check(loss, logits_of(lengths), targets_of(lengths))
+    check(
+        lambda x, t: F.cross_entropy(x.flatten(0, 1), t.flatten(), reduction="none", **options).view(
+            *t.shape
+        ),
+        logits_of(lengths),
+        targets_of(lengths),
+    )
+
+
+@REDUCTION
+def test_cross_entropy_over_pairs(reduction: str) -> None:
+    x, t = logits_of([3, 0, 5], f"{CLASSES} n m"), targets_of([3, 0, 5], "n m")
+
+    def reference(x: Ragged, t: Ragged) -> Any:
+        each = [F.cross_entropy(s[None], u[None], reduction="none")[0] for s, u in zip(x.samples, t.samples)]
+        if reduction == "none":
+            return each
+        return getattr(torch.cat([e.flatten() for e in each]), reduction)()
+
+    check(lambda x, t: F.cross_entropy(x, t, reduction=reduction), x, t, reference=reference)
+
+
+def test_cross_entropy_with_class_probabilities() -> None:
+    x = logits_of([3, 0, 5])
+    t = Ragged([s.softmax(-1) for s in make([3, 0, 5], f"n {CLASSES}", seed=1).samples], f"n {CLASSES}")
+    check(
+        lambda x, t: F.cross_entropy(x.view(-1, CLASSES), t.view(-1, CLASSES)),
+        x,
+        t,
+        reference=over_tokens(F.cross_entropy),
+    )
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_module_is_the_function(reduction: str) -> None:
+    criterion = nn.CrossEntropyLoss(reduction=reduction, ignore_index=0)
+    reference = over_tokens(F.cross_entropy, reduction=reduction, ignore_index=0)
+    check(
+        lambda x, t: criterion(x.view(-1, CLASSES), t.view(-1)),
+        logits_of([3, 0, 5]),
+        targets_of([3, 0, 5]),
+        reference=reference,
+    )
+
+
+def test_the_mean_over_tokens_and_the_mean_of_means_are_both_to_be_had() -> None:
+    """Case 9: samples of 7 and 2 positions."""
+    x, t = logits_of([7, 2]), targets_of([7, 2])
+
+    def token_mean(x: Any, t: Any) -> Any:
+        return F.cross_entropy(x.view(-1, CLASSES), t.view(-1))
+
+    def mean_of_means(x: Any, t: Any) -> Any:
+        return F.cross_entropy(x.transpose(1, 2), t, reduction="none").mean(1).mean()
+
+    def by_hand(x: Ragged, t: Ragged) -> Tensor:
+        return torch.stack([F.cross_entropy(s, u) for s, u in zip(x.samples, t.samples)]).mean()
+
+    over_all = check(token_mean, x, t, reference=over_tokens(F.cross_entropy))
+    over_samples = check(mean_of_means, x, t, reference=by_hand)
+    assert not torch.allclose(over_all, over_samples)
+
+
+@pytest.mark.parametrize("lengths", [[7, 2], [3, 1, 0, 5], [4, 4]], ids=str)
+def test_a_next_token_loss_stays_inside_its_sample(lengths: list[int]) -> None:
+    """Case 9, last part."""
+
+    def loss(x: Any, t: Any) -> Any:
+        return F.cross_entropy(x[:, :-1].flatten(0, 1), t[:, 1:].flatten())
+
+    def by_hand(x: Ragged, t: Ragged) -> Tensor:
+        shifted = [(s[:-1], u[1:]) for s, u in zip(x.samples, t.samples)]
+        return F.cross_entropy(*(torch.cat(list(part)) for part in zip(*shifted)))
+
+    check(loss, logits_of(lengths), targets_of(lengths), reference=by_hand)
+
+
+def test_tokens_of_another_structure_are_refused() -> None:
+    x, t = pack(logits_of([2, 4]))[0], pack(targets_of([3, 3]))[0]
+    with pytest.raises(STRUCTURE_ERROR):
+        F.cross_entropy(x.view(-1, CLASSES), t.view(-1))
+    with pytest.raises(STRUCTURE_ERROR):
+        F.cross_entropy(x.transpose(1, 2), t)
+    with pytest.raises(STRUCTURE_ERROR):
+        F.cross_entropy(x.transpose(1, 2), pack(targets_of([4, 2]))[0])
+
+
+def test_equal_structures_built_apart_are_accepted() -> None:
+    check(
+        lambda x, t: F.cross_entropy(x.view(-1, CLASSES), t.view(-1)),
+        logits_of([3, 0, 5]),
+        targets_of([3, 0, 5]),
+        reference=over_tokens(F.cross_entropy),
+        share=False,
+    )
+
+
+def test_no_tokens_give_what_dense_gives() -> None:
+    x, t = pack(logits_of([0, 0]), targets_of([0, 0]))
+    assert F.cross_entropy(x.view(-1, CLASSES), t.view(-1)).isnan()
+    assert F.cross_entropy(x.view(-1, CLASSES), t.view(-1), reduction="sum") == 0
+
+
+def test_a_classifier_on_reduced_rows_uses_the_plain_loss() -> None:
+    labels = torch.tensor([0, 2, 4])
+    check(
+        lambda x: F.cross_entropy(x.mean(1), labels),
+        logits_of([3, 1, 5]),
+        reference=lambda b: F.cross_entropy(torch.stack([s.mean(0) for s in b.samples]), labels),
+    )
+
+
+# ---------------------------------------------------------------- mean squared error
+
+
+@LENGTHS
+@REDUCTION
+@pytest.mark.parametrize("share", [True, False], ids=["shared_axes", "built_apart"])
+def test_mse_loss(lengths: list[int], reduction: str, share: bool) -> None:
+    x, y = make(lengths), make(lengths, seed=1)
+    reference = None if reduction == "none" else over_tokens(F.mse_loss, reduction=reduction)
+    check(lambda a, b: F.mse_loss(a, b, reduction=reduction), x, y, reference=reference, share=share)
+
+
+def test_mse_loss_of_pairs_and_module() -> None:
+    x, y = make([3, 0, 5], "n m 4"), make([3, 0, 5], "n m 4", seed=1)
+    check(nn.MSELoss(), x, y, reference=lambda a, b: F.mse_loss(entries(a), entries(b)))
+    check(
+        lambda a, b: F.mse_loss(a, b.transpose(1, 2)),
+        make([3, 0, 5], "n n 4"),
+        make([3, 0, 5], "n n 4", seed=1),
+        reference=lambda a, b: F.mse_loss(
+            entries(a), torch.cat([s.transpose(0, 1).reshape(-1) for s in b.samples])
+        ),
+    )
+
+
+def entries(batch: Ragged) -> Tensor:
+    return torch.cat([s.reshape(-1) for s in batch.samples])
+
+
+def test_mse_loss_of_other_structures_raises() -> None:
+    with pytest.raises(STRUCTURE_ERROR):
+        F.mse_loss(pack(make([2, 4]))[0], pack(make([3, 3]))[0])
+
+
+# ---------------------------------------------------------------- the rest of the family
+
+
+ELEMENTWISE = {
+    "l1": F.l1_loss,
+    "smooth_l1": F.smooth_l1_loss,
+    "huber": F.huber_loss,
+    "bce_with_logits": F.binary_cross_entropy_with_logits,
+    "kl_div": F.kl_div,
+}
+
+
+@REDUCTION
+@pytest.mark.parametrize("fn", list(ELEMENTWISE.values()), ids=list(ELEMENTWISE))
+@pytest.mark.filterwarnings("ignore")
+def test_other_losses_are_right_or_refused(fn: Callable, reduction: str) -> None:
+    x = make([3, 1, 5])
+    y = Ragged([s.sigmoid() for s in make([3, 1, 5], seed=1).samples], "n 4")
+    try:
+        fn(*pack(x, y), reduction=reduction)
+    except (NotImplementedError, TypeError):
+        return
+    reference = None if reduction == "none" else over_tokens(fn, reduction=reduction)
+    check(lambda a, b: fn(a, b, reduction=reduction), x, y, reference=reference)
+
+
+def test_losses_of_half_precision_match_dense() -> None:
+    x = make([300, 1, 50], "n 4", dtype=torch.bfloat16)
+    y = make([300, 1, 50], "n 4", dtype=torch.bfloat16, seed=1)
+    a, b = pack(x, y)
+    exact = F.mse_loss(rows(x).double(), rows(y).double())
+    torch.testing.assert_close(F.mse_loss(a, b).double(), exact, rtol=2e-2, atol=0)
+
+
+def test_a_weighted_sum_of_packed_losses() -> None:
+    x, t = pack(logits_of([3, 0, 5]), targets_of([3, 0, 5]))
+    each = F.cross_entropy(x.transpose(1, 2), t, reduction="none")
+    assert_matches(each.sum(1) / 2, [s.sum() / 2 for s in each.to_list()])
