@@ -46,7 +46,8 @@ def _heads_first(x: Tensor, rows: slice) -> Tensor:
 
 
 def _fused(query: Tensor, value: Tensor, dropout: float) -> bool:
-    return query.device.type == "cpu" and dropout == 0.0 and query.shape[2] == value.shape[2]
+    fits = query.shape[2] == value.shape[2] and query.shape[1] > 0 and query.shape[2] > 0
+    return fits and query.device.type == "cpu" and dropout == 0.0
 
 
 def _attention(

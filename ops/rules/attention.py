@@ -66,11 +66,16 @@ def scaled_dot_product_attention(
     if not (is_packed(query) and is_packed(key) and is_packed(value)):
         raise TypeError("scaled_dot_product_attention: query, key and value must all be packed")
     require_same(key.axes[0], value.axes[0], "attention: key against value")
-    if query.batch_size is not key.batch_size and not torch.compiler.is_compiling():
-        _require_batch(query, key)
+    _require_batch(query, key)
+    _require_same_dims(query, key, value)
     q, k, v = (_token_major(x) for x in (query, key, value))
-    if enable_gqa and q.shape[1] != k.shape[1]:
-        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+    if enable_gqa:
+        k, v = (t.repeat_interleave(max(q.shape[1] // max(t.shape[1], 1), 1), 1) for t in (k, v))
+    if not q.shape[1] == k.shape[1] == v.shape[1] or q.shape[2] != k.shape[2]:
+        raise ValueError(
+            f"attention: query, key and value of {q.shape[1]}, {k.shape[1]} and {v.shape[1]} heads, query and "
+            f"key of {q.shape[2]} and {k.shape[2]} features do not fit; enable_gqa=True shares key heads"
+        )
     out = attend(q, k, v, query.axes[0], key.axes[0], is_causal, scale, dropout_p)
     heads = [size for d, size in enumerate(query.shape[:-2]) if query.order[d] > 1]
     numbers = iter(range(2, 2 + len(query.order)))
@@ -79,8 +84,19 @@ def scaled_dot_product_attention(
 
 
 def _require_batch(query: PackedTensor, key: PackedTensor) -> None:
-    if query.batch_size != key.batch_size:
+    if torch.compiler.is_compiling():
+        torch._check(query.batch_size == key.batch_size)
+    elif query.batch_size != key.batch_size:
         raise ValueError(f"attention: queries of {query.batch_size} samples, keys of {key.batch_size}")
+
+
+def _require_same_dims(query: PackedTensor, key: PackedTensor, value: PackedTensor) -> None:
+    kinds = [tuple(min(c, 2) for c in x.order) for x in (query, key, value)]
+    if not kinds[0] == kinds[1] == kinds[2]:
+        raise ValueError(
+            "attention: query, key and value must have batch, heads, positions and features at the same "
+            f"dims; got the orders {query.order}, {key.order} and {value.order}"
+        )
 
 
 def _token_major(x: PackedTensor) -> Tensor:
@@ -140,15 +156,19 @@ def multi_head_attention(
     if not (is_packed(query) and is_packed(key) and is_packed(value)):
         raise TypeError("multi-head attention: query, key and value must all be packed, or none")
     require_same(key.axes[0], value.axes[0], "attention: key against value")
-    weights = in_proj_weight.chunk(3) if in_proj_weight is not None else (q_proj_weight, k_proj_weight, v_proj_weight)
+    for x in (query, key, value):
+        if x.order != (1, 0, 2):
+            raise ValueError(
+                "multi-head attention needs positions, batch, features: (n, B, E), or with batch_first=True "
+                f"(B, n, E), one ragged axis among them; got the order {x.order} inside the module"
+            )
+    _require_batch(query, key)
     heads = (num_heads, embed_dim_to_check // num_heads)
-    if query is key is value or (query.values is key.values is value.values):
-        together = None if use_separate_proj_weight else in_proj_weight
+    if in_proj_weight is not None and query.values is key.values and key.values is value.values:
+        q, k, v = F.linear(query.values, in_proj_weight, in_proj_bias).unflatten(-1, (3, *heads)).unbind(1)
     else:
-        together = None
-    if together is not None:
-        q, k, v = F.linear(query.values, together, in_proj_bias).unflatten(-1, (3, *heads)).unbind(1)
-    else:
+        separate = (q_proj_weight, k_proj_weight, v_proj_weight)
+        weights = separate if in_proj_weight is None else in_proj_weight.chunk(3)
         biases = in_proj_bias.chunk(3) if in_proj_bias is not None else (None, None, None)
         q, k, v = (
             F.linear(x.values, w, b).unflatten(-1, heads)  # type: ignore[arg-type]

@@ -56,7 +56,10 @@ def normalized_shape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def _trailing_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> Any:
     x, rest = _operand(func, args, kwargs)
     x = trailing(x, count, dispatch.name_of(func))
-    return like(x, func(x.values, *rest, **kwargs))
+    values = func(x.values, *rest, **kwargs)
+    if values.dim() != x.values.dim():
+        raise ValueError(f"{dispatch.name_of(func)} must keep the last dim of a packed tensor, if of another size")
+    return like(x, values)
 
 
 def along_dim(position: int, default: int | None) -> dispatch.Handler:

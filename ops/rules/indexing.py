@@ -60,7 +60,11 @@ def _expand_ellipsis(keys: tuple[Any, ...], ndim: int) -> list[Any]:
 
 def _plain(key: Any) -> Any:
     """Integers of numpy and of tensors as Python's."""
-    scalar = isinstance(key, Tensor) and key.dim() == 0 and key.dtype != torch.bool
+    if isinstance(key, (bool, np.bool_)) or (isinstance(key, Tensor) and key.dim() == 0 and key.dtype == torch.bool):
+        raise NotImplementedError("a packed tensor is not indexed by one truth value")
+    if _is_list(key) and np.ndim(key) > 1:
+        raise NotImplementedError("a packed tensor is indexed by lists and tensors of one dim")
+    scalar = isinstance(key, Tensor) and key.dim() == 0
     return int(key) if scalar or isinstance(key, np.integer) else key
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -21,10 +20,8 @@ ELEMENTWISE = """
 def elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Losses of one value per entry: operands are aligned, the reduction sees valid entries only."""
     payloads, layout = align(dispatch.name_of(func), [*args, *kwargs.values()])
-    if not (is_packed(args[0]) and is_packed(args[1])):
-        payloads[:2] = torch.broadcast_tensors(*payloads[:2])
     values = func(*payloads[: len(args)], **dict(zip(kwargs, payloads[len(args) :])))
-    return layout.wrap(values) if kwargs.get("reduction", "mean") == "none" else values
+    return layout.wrap(values) if values.dim() else values
 
 
 def cross_entropy(

@@ -25,10 +25,10 @@ NAMES = """
     logical_or logical_xor logit logsigmoid lt masked_fill maximum minimum mish mul multiply nan_to_num
     ne neg negative nextafter not_equal polygamma positive pow rad2deg real reciprocal relu relu6
     remainder round rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink
-    softsign sqrt square sub subtract tan tanh tanhshrink threshold true_divide trunc where xlogy
-    dropout feature_alpha_dropout alpha_dropout bernoulli
+    softsign sqrt square sub subtract tan tanh tanhshrink threshold true_divide trunc xlogy
+    dropout alpha_dropout bernoulli
     zeros_like ones_like full_like empty_like rand_like randn_like randint_like
-    type_as bool byte char double float half bfloat16 int long short
+    bool byte char double float half bfloat16 int long short
 """.split()
 
 INPLACE_ONLY = "copy_ fill_ zero_ normal_ uniform_ exponential_ random_".split()
@@ -63,6 +63,20 @@ def _aligned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str
     if type(target) is PackedTensor and values is target.values:
         return target
     return layout.wrap(values)
+
+
+def where(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``torch.where`` with a condition and two values."""
+    if len(args) + len(kwargs) < 3:
+        raise NotImplementedError("torch.where(condition) of a packed tensor: give it values, or use x.values")
+    return pointwise(func, args, kwargs)
+
+
+def type_as(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The first operand with the second's dtype; the second's structure plays no part."""
+    x, other = args
+    dtype_of = other.values if type(other) is PackedTensor else other
+    return x.to(dtype_of.dtype)
 
 
 def pointwise_(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None = None) -> Any:
@@ -145,6 +159,8 @@ def _install(name: str, method: Any, handler: dispatch.Handler) -> None:
 
 
 dispatch.register("pointwise", pointwise, NAMES)
+dispatch.register("pointwise", where, "where")
+dispatch.register("pointwise", type_as, "type_as")
 _inplace_names = [f"{name}_" for name in NAMES if list(dispatch.spellings(f"{name}_"))]
 dispatch.register("pointwise", pointwise_, _inplace_names + INPLACE_ONLY)
 _install_operators()

@@ -143,7 +143,8 @@ class _Plan:
     def rows(self, i: int, j: int) -> tuple[int, int]:
         axes, size = self.x.grid.axes, self.target[j]
         named = self.target[j + 1 : j + 1 + self.k]
-        if len(named) == self.k and all(self.names(s, a) for s, a in zip(named, axes)):
+        whole = _is_rest(size) or _equal(size, self.x.grid.batch_size)
+        if whole and len(named) == self.k and all(self.names(s, a) for s, a in zip(named, axes)):
             self.result += ["batch", *axes]
             return i + 1, j + 1 + self.k
         if _is_rest(size) or _equal(size, self.x.grid.cells):

@@ -201,6 +201,54 @@ def test_dropout_keeps_the_expectation_or_is_refused() -> None:
     assert abs(out.values.mean() - 1) < 0.1
 
 
+WRONG: dict[str, Callable] = {
+    "widths": lambda x, y: sdpa(x, y, y),
+    "heads": lambda x, y: sdpa(x, x[:, :1], x[:, :1]),
+    "heads_of_values": lambda x, y: sdpa(x, x, x[:, :1]),
+    "more_heads_of_keys": lambda x, y: sdpa(x[:, :1], x, x),
+    "rank": lambda x, y: sdpa(x, x[:, 0], x[:, 0]),
+    "dense_keys": lambda x, y: sdpa(x, torch.zeros(2, 2, 5, 4), torch.zeros(2, 2, 5, 4)),
+    "batch_inside": lambda x, y: sdpa(x, x.transpose(0, 1), x.transpose(0, 1)),
+}
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+def test_operands_that_do_not_fit_are_right_or_refused(name: str) -> None:
+    """The fused kernel trusts its sizes: it must never see these."""
+    operands = [make([3, 5], "2 n 4", dtype=torch.float32), make([3, 5], "2 n 6", dtype=torch.float32)]
+    try:
+        WRONG[name](*pack(*operands))
+    except (NotImplementedError, TypeError, ValueError, RuntimeError):
+        return
+    check_attention(WRONG[name], *operands, rtol=1e-5, atol=1e-5)
+
+
+def test_multihead_attention_refuses_a_batch_where_the_sequence_belongs() -> None:
+    """(B, n, E) for a module that reads (n, B, E): dense attends over the samples, packed must not guess."""
+    (x,) = pack(make([3, 5]))
+    for module, operand in (
+        (nn.MultiheadAttention(4, HEADS, batch_first=False, dtype=torch.float64), x),
+        (nn.MultiheadAttention(4, HEADS, batch_first=True, dtype=torch.float64), x.transpose(0, 1)),
+    ):
+        with pytest.raises((NotImplementedError, TypeError, ValueError, RuntimeError)):
+            module(operand, operand, operand, need_weights=False)
+
+
+def test_multihead_attention_refuses_features_that_are_not_last() -> None:
+    module = nn.MultiheadAttention(4, HEADS, batch_first=True, dtype=torch.float64)
+    (x,) = pack(make([4, 4]))
+    with pytest.raises((NotImplementedError, TypeError, ValueError, RuntimeError)):
+        module(x.transpose(1, 2), x.transpose(1, 2), x.transpose(1, 2), need_weights=False)
+
+
+def test_multihead_attention_takes_any_storage_order() -> None:
+    module = nn.MultiheadAttention(4, HEADS, batch_first=True, dtype=torch.float64)
+    x = make([3, 0, 5], "4 n")
+    check_attention(
+        lambda x: module(*[x.transpose(1, 2)] * 3, need_weights=False)[0], x, params=module.parameters()
+    )
+
+
 # ---------------------------------------------------------------- modules
 
 

@@ -232,3 +232,42 @@ def test_results_do_not_depend_on_other_samples(batch: Ragged) -> None:
     (whole,) = pack(batch)
     singles = [layer(pack(Ragged([s], batch.pattern))[0]).to_list()[0] for s in batch.samples]
     assert_matches(layer(whole), singles)
+
+
+ODD: dict[str, Callable] = {
+    "linear_with_a_vector": lambda x: F.linear(x, torch.ones(4, dtype=x.dtype)),
+    "linear_with_a_scalar_bias": lambda x: F.linear(
+        x, torch.ones(2, 4, dtype=x.dtype), torch.ones((), dtype=x.dtype)
+    ),
+    "layer_norm_of_an_int": lambda x: nn.LayerNorm(4, dtype=x.dtype)(x),
+    "normalize": lambda x: F.normalize(x, dim=-1),
+    "glu": lambda x: F.glu(x),
+    "channel_dropout": lambda x: F.dropout1d(x, 0.0),
+    "bilinear": lambda x: F.bilinear(x, x, torch.ones(2, 4, 4, dtype=x.dtype)),
+    "prelu_with_slopes": lambda x: F.prelu(x.transpose(1, 2), torch.arange(4, dtype=x.dtype)),
+    "embedding_bag": lambda x: F.embedding_bag(x.long(), torch.ones(9, 4)),
+    "one_hot": lambda x: F.one_hot((x > 0).long(), 2),
+}
+
+
+@pytest.mark.parametrize("fn", list(ODD.values()), ids=list(ODD))
+def test_odd_feature_operators_are_right_or_refused(fn: Callable) -> None:
+    batch = make([3, 1, 5])
+    try:
+        fn(pack(batch)[0])
+    except REFUSALS:
+        return
+    check(fn, batch)
+
+
+@pytest.mark.parametrize("fn", [F.dropout1d, F.feature_alpha_dropout, torch.feature_dropout])
+def test_dropouts_of_whole_channels_are_refused_or_drop_whole_channels(fn: Callable) -> None:
+    """(B, C, n): a channel of a sample is kept or dropped as a whole."""
+    samples = [torch.ones(6, n) for n in (40, 30)]
+    (x,) = pack(Ragged(samples, "6 n"))
+    try:
+        out = fn(x, 0.5, True)
+    except REFUSALS:
+        return
+    assert all((s == s[:, :1]).all() for s in out.to_list())
+    assert any(s[:, 0].unique().numel() > 1 for s in out.to_list())

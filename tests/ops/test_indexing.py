@@ -224,6 +224,50 @@ def test_odd_slices_are_right_or_refused(start: int, stop: int) -> None:
     check(lambda x: x[:, start:stop], make([3, 0, 5]))
 
 
+@given(batches(least=2), st.data())
+def test_integers_in_a_mix_of_indices(batch: Ragged, data: st.DataObject) -> None:
+    index: list[Any] = [slice(None)]
+    for _ in batch.pattern.split():
+        index.append(
+            data.draw(st.integers(-2, 1) | st.just(slice(None)) | st.just(slice(1, None)) | st.none())
+        )
+    if None in index:
+        index = index[: index.index(None)]
+    check(lambda x: x[tuple(index)], batch)
+
+
+ODD: dict[str, Callable] = {
+    "matrix_of_features": lambda x: x[..., torch.tensor([[0, 1], [2, 3]])],
+    "mask_of_features": lambda x: x[..., torch.tensor([True, False, True, True])],
+    "list_of_one_feature": lambda x: x[..., [2]],
+    "true_feature": lambda x: x[..., True],
+    "true_position": lambda x: x[:, True],
+    "features_and_slice": lambda x: x[:, 1:, [3, 0]],
+    "features_and_new_dim": lambda x: x[:, None, :, [3, 0]],
+    "two_lists": lambda x: x[:, :, None][..., [0], [1, 2]],
+    "float_index": lambda x: x[:, 1.0],
+    "numpy_slice": lambda x: x[:, np.int64(1) : np.int64(3)],
+    "string": lambda x: x["a"],
+}
+
+
+@pytest.mark.parametrize("fn", list(ODD.values()), ids=list(ODD))
+def test_odd_indices_are_right_or_refused(fn: Callable) -> None:
+    batch = make([3, 5])
+    try:
+        fn(pack(batch)[0])
+    except (NotImplementedError, TypeError, ValueError, IndexError):
+        return
+    check(fn, batch)
+
+
+def test_a_scalar_bool_is_no_sample_number() -> None:
+    (x,) = pack(make([3, 5]))
+    for index in (True, False, torch.tensor(True)):
+        with pytest.raises((NotImplementedError, TypeError, IndexError, ValueError)):
+            x[index]
+
+
 # ---------------------------------------------------------------- one position
 
 

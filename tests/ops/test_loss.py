@@ -270,3 +270,30 @@ def test_a_weighted_sum_of_packed_losses() -> None:
     x, t = pack(logits_of([3, 0, 5]), targets_of([3, 0, 5]))
     each = F.cross_entropy(x.transpose(1, 2), t, reduction="none")
     assert_matches(each.sum(1) / 2, [s.sum() / 2 for s in each.to_list()])
+
+
+def test_a_reduction_given_by_position_or_in_the_old_way_is_respected() -> None:
+    x, y = make([3, 1, 5]), make([3, 1, 5], seed=1)
+    check(lambda a, b: F.mse_loss(a, b, None, None, "none"), x, y)
+    check(
+        lambda a, b: F.l1_loss(a, b, None, None, "sum"),
+        x,
+        y,
+        reference=over_tokens(F.l1_loss, reduction="sum"),
+    )
+    a, b = pack(x, y)
+    with pytest.warns(UserWarning):
+        assert_matches(F.mse_loss(a, b, reduce=False), [(s - t) ** 2 for s, t in zip(x.samples, y.samples)])
+
+
+@pytest.mark.parametrize("lengths", [[5, 5], [5], [3, 5]], ids=str)
+@pytest.mark.parametrize("probabilities", [False, True], ids=["classes", "probabilities"])
+def test_classes_stand_in_dim_one_or_are_refused(lengths: list[int], probabilities: bool) -> None:
+    """(B, n, V) holds n classes for dense tensors, also where n happens to be V."""
+    x = logits_of(lengths)
+    t = Ragged([s.softmax(-1) for s in x.samples], x.pattern) if probabilities else targets_of(lengths)
+    try:
+        F.cross_entropy(*pack(x, t), reduction="none")
+    except (NotImplementedError, TypeError, ValueError, RuntimeError):
+        return
+    check(lambda x, t: F.cross_entropy(x, t, reduction="none"), x, t)

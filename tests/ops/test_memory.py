@@ -35,7 +35,12 @@ class Deriving(nn.Module):
         square = rows[:, :, None] * x[:, None]
         square = square + square.transpose(1, 2)
         half = x[: len(x) // 2 + 1]
-        return pair.sum((1, 2)).mean() + pair.flatten(1, 2).sum(1).mean() + square.sum((1, 2)).mean() + half.sum()
+        return (
+            pair.sum((1, 2)).mean()
+            + pair.flatten(1, 2).sum(1).mean()
+            + square.sum((1, 2)).mean()
+            + half.sum()
+        )
 
 
 @pytest.fixture

@@ -661,3 +661,17 @@ def test_a_refusal_names_the_operator() -> None:
     (x,) = pack(make([3, 5]))
     with pytest.raises((NotImplementedError, TypeError), match="fft"):
         torch.fft.fft(x)
+
+
+def test_where_without_values_is_refused() -> None:
+    (x,) = pack(make([3, 5]))
+    with pytest.raises((NotImplementedError, TypeError, ValueError)):
+        torch.where(x > 0)
+
+
+def test_type_as_changes_the_type_alone() -> None:
+    (x,) = pack(make([3, 5], dtype=torch.float32))
+    dense = torch.zeros(4, dtype=torch.float64)
+    assert dense.type_as(x).dtype == torch.float32
+    assert type(dense.type_as(x)) is Tensor and dense.type_as(x).shape == (4,)
+    assert_matches(x.type_as(dense), [s.double() for s in x.to_list()])

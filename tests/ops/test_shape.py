@@ -285,3 +285,37 @@ def test_rows_of_another_batch_do_not_fit() -> None:
     x, y = (PackedTensor.from_list(list(make(lengths).samples), "n _") for lengths in ([2, 4], [3, 3]))
     with pytest.raises(ERRORS):
         x.flatten(0, 1).view(*y.shape)
+
+
+def test_rows_come_back_only_with_their_own_batch_size() -> None:
+    (x,) = pack(make([3, 5]))
+    rows = x.flatten(0, 1)
+    for call in (
+        lambda: rows.view(99, x.shape[1], 4),
+        lambda: rows.view(x.shape[0], 5, 4),
+        lambda: rows.view(x.shape[0], x.shape[1], 3),
+        lambda: rows.unflatten(0, (3, x.shape[1])),
+        lambda: rows.view(7, 4),
+    ):
+        with pytest.raises(ERRORS):
+            call()
+
+
+def test_expand_and_narrow_are_right_or_refused() -> None:
+    check(lambda x: x[:, :, None].expand(-1, -1, 3, -1), make([3, 0, 5]))
+    check(lambda x: x.unsqueeze(1).expand(x.shape[0], 6, x.shape[1], 4), make([3, 0, 5]))
+    check(lambda x: x.narrow(2, 1, 2), make([3, 0, 5]))
+    check(lambda x: x.narrow(1, 1, 2), make([3, 4, 5]))
+    check(lambda x: x.select(1, 0), make([3, 4, 5]))
+    check(lambda x: x.select(-1, -1), make([3, 4, 5]))
+    (x,) = pack(make([3, 1, 5]))
+    for call in (
+        lambda: x.expand(7, 9, 4),
+        lambda: x.expand(x.shape[0], 7, 4),
+        lambda: x.expand(-1, -1, 8),
+        lambda: x.narrow(1, 0, 2),
+        lambda: x.narrow(1, 1, 1),
+        lambda: x.narrow(2, 3, 2),
+    ):
+        with pytest.raises((*ERRORS, IndexError)):
+            call()
