@@ -11,7 +11,8 @@ in logical order. Every payload then is [rows, *static], rows being the cells of
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,8 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from .axis import Axis, Grid, require_same
 from .kernels import segment
-from .tensor import ROWS, PackedTensor, is_packed, positions_of
+from .layout import positions_of
+from .tensor import ROWS, PackedTensor, is_packed
 
 
 class Layout:
@@ -86,7 +88,7 @@ def _result_layout(what: str, packed: list[PackedTensor]) -> Layout:
         elif role != "batch":
             static += 1
             order[d] = static
-    return Layout(Grid([roles[d] for d in ragged]), tuple(order))
+    return Layout(Grid([role for role in roles if isinstance(role, Axis)]), tuple(order))
 
 
 def _role(what: str, d: int, packed: list[PackedTensor]) -> Axis | str:
@@ -94,7 +96,9 @@ def _role(what: str, d: int, packed: list[PackedTensor]) -> Axis | str:
     found: Axis | str = "static"
     for x in packed:
         c, k = x.order[d], len(x.grid.axes)
-        role: Axis | str = "static" if c > k else "batch" if c == 0 else "rows" if c == ROWS else x.grid.axes[c - 1]
+        role: Axis | str = (
+            "static" if c > k else "batch" if c == 0 else "rows" if c == ROWS else x.grid.axes[c - 1]
+        )
         if role == "static":
             size = x.values.shape[c - k]
             if found != "static" and not (isinstance(found, Axis) and size == 1):

@@ -20,13 +20,15 @@ delivers lies in ``maps``, is fixed for the life of the object and is read in gr
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch._dynamo.decorators import mark_unbacked, maybe_mark_dynamic
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .kernels import structure
 
@@ -135,6 +137,9 @@ class Axis(Partition):
         name: how errors and prints call the axis.
         device: where ``offsets`` go if they are computed here.
         maps: index tensors delivered with the batch: ``"sample_ids"``, ``"positions"``, int32 [total].
+        sizes: the tensors [total, 0] and [maximum, 0] that carry the sizes, if lengths (a host int64
+            tensor) and offsets are at hand and known to be right; nothing is computed or checked then.
+        token, steps: where a derived axis came from.
 
     Raises:
         ValueError: negative lengths, or more than 2**31 - 1 rows.
@@ -148,20 +153,18 @@ class Axis(Partition):
         name: str | None = None,
         device: torch.device | str | None = None,
         maps: dict[str, Tensor] | None = None,
-        extent: Tensor | None = None,
-        peak: Tensor | None = None,
+        sizes: tuple[Tensor, Tensor] | None = None,
         token: Token | None = None,
         steps: tuple[Step, ...] = (),
     ) -> None:
-        if offsets is None or extent is None or peak is None:
+        if sizes is None:
             host = _host_lengths(lengths)
             place = offsets.device if offsets is not None else torch.device(device or "cpu")
             lengths, computed, extent = structure.partition(host, place)
             offsets = computed if offsets is None else offsets
-            peak = structure.extent(int(host.max(initial=0)))
-        assert isinstance(lengths, Tensor)
-        super().__init__(lengths, offsets, extent, maps)
-        self.peak = peak
+            sizes = (extent, structure.extent(int(host.max(initial=0))))
+        super().__init__(lengths, offsets, sizes[0], maps)  # type: ignore[arg-type]
+        self.peak = sizes[1]
         self.name = name
         self.token = Token() if token is None else token
         self.steps = steps
@@ -200,16 +203,12 @@ class Axis(Partition):
     def _derived(self, step: Step) -> Axis:
         cap, shift, stride = step
         lengths, offsets, extent = structure.derive(self.lengths, self.offsets, cap, shift, stride)
-        longest = self.max_length
-        if cap != structure.NO_CAP:
-            longest = torch.sym_min(longest, cap)
-        longest = torch.sym_max((longest + shift) // stride, 0)
+        peak = structure.extent(_derived_maximum(self.max_length, step))
         return Axis(
             lengths,
             offsets,
             name=self.name,
-            extent=extent,
-            peak=structure.extent(longest),
+            sizes=(extent, peak),
             token=self.token,
             steps=_append(self.steps, step),
         )
@@ -225,8 +224,7 @@ class Axis(Partition):
                 self.lengths * times,
                 self.offsets * times,
                 name=self.name,
-                extent=structure.extent(self.total * times),
-                peak=structure.extent(self.max_length * times),
+                sizes=(structure.extent(self.total * times), structure.extent(self.max_length * times)),
                 token=token,
             )
 
@@ -339,24 +337,6 @@ class Grid:
         """The axes that are not in ``kept``."""
         return tuple(k for k in range(len(self.axes)) if k not in kept)
 
-    def repeat(self, times: int) -> Axis:
-        """The axis of lengths ``n * times``: each row stands for several entries."""
-        if times == 1:
-            return self
-
-        def build() -> Axis:
-            token = Token(f"repeat {times}", ((self.token, self.steps),))
-            return Axis(
-                self.lengths * times,
-                self.offsets * times,
-                name=self.name,
-                extent=structure.extent(self.total * times),
-                peak=structure.extent(self.max_length * times),
-                token=token,
-            )
-
-        return self.cached(("repeat", times), build)
-
     def select(self, samples: Sequence[int]) -> Grid:
         """The grid of a sub-batch."""
         return Grid([axis.select(samples) for axis in self.axes])
@@ -408,7 +388,11 @@ def same_grid(a: Grid, b: Grid) -> bool:
 
 
 def map_cells(
-    source: Sequence[Axis], target: Sequence[Axis], axes: Sequence[int], starts: Sequence[int], strides: Sequence[int]
+    source: Sequence[Axis],
+    target: Sequence[Axis],
+    axes: Sequence[int],
+    starts: Sequence[int],
+    strides: Sequence[int],
 ) -> Tensor:
     """For each cell of the grid over ``source`` a cell of the grid over ``target``.
 
@@ -466,6 +450,17 @@ def _append(steps: tuple[Step, ...], step: Step) -> tuple[Step, ...]:
         return steps + (step,)
     merged = (cap, a + s * b, s * t)
     return steps[:-1] if merged == (structure.NO_CAP, 0, 1) else steps[:-1] + (merged,)
+
+
+def _derived_maximum(longest: Any, step: Step) -> Any:
+    """The largest length of a derived axis; an expression in the parent's, in a graph."""
+    cap, shift, stride = step
+    if cap != structure.NO_CAP and not statically_known_true(longest <= cap):
+        longest = cap if statically_known_true(longest >= cap) else torch.sym_min(longest, cap)
+    longest = (longest + shift) // stride
+    if statically_known_true(longest >= 0):
+        return longest
+    return 0 if statically_known_true(longest < 0) else torch.sym_max(longest, 0)
 
 
 def _host_lengths(lengths: Lengths) -> np.ndarray:

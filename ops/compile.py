@@ -65,7 +65,7 @@ def _unflatten(leaves: Any, context: Any) -> PackedTensor:
     for name, maps in described:
         lengths, offsets, extent, peak = (next(stream) for _ in range(4))
         delivered = {key: next(stream) for key in maps}
-        axes.append(Axis(lengths, offsets, name=name, maps=delivered, extent=extent, peak=peak))
+        axes.append(Axis(lengths, offsets, name=name, maps=delivered, sizes=(extent, peak)))
     part: Partition | None = axes[0] if len(places) == 1 else None
     if part_maps is not None:
         lengths, offsets, extent = (next(stream) for _ in range(3))

@@ -8,9 +8,10 @@ on. Nothing is ever applied to the raw payload by accident: a function without a
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -74,9 +75,11 @@ def register_function(kind: str, handler: Handler, name: str, *functions: Any) -
 OPERATORS: dict[str, tuple[Callable[..., Any], bool]] = {
     **{
         f"__{name}__": (getattr(operator, f"__{name}__"), False)
-        for name in "add sub mul truediv floordiv mod pow and or xor eq ne lt le gt ge neg pos invert".split()
+        for name in "add sub mul truediv floordiv mod pow and or xor eq ne lt le gt ge neg".split()
     },
     "__abs__": (torch.abs, False),
+    "__pos__": (torch.positive, False),
+    "__invert__": (torch.bitwise_not, False),
     **{
         f"__r{name}__": (getattr(operator, f"__{name}__"), True)
         for name in "add sub mul truediv floordiv mod pow and or xor".split()
@@ -103,9 +106,7 @@ def call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) ->
 def refuse_out(name: str, kwargs: dict[str, Any]) -> None:
     """Raise where ``out=`` is given."""
     if kwargs.get("out") is not None:
-        raise TypeError(
-            f"'{name}' on packed tensors has no 'out=': use its result, or the in-place form"
-        )
+        raise TypeError(f"'{name}' on packed tensors has no 'out=': use its result, or the in-place form")
 
 
 def name_of(function: Any) -> str:

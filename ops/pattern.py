@@ -11,9 +11,9 @@ A pattern names the dims of ONE sample, left to right, separated by spaces:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Sequence
+from functools import cache
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Pattern:
         return self.text
 
 
-@lru_cache(maxsize=None)
+@cache
 def parse(text: str) -> Pattern:
     """Parse a pattern string; the same text always gives the same object.
 

@@ -15,8 +15,10 @@ Permuting dims changes ``order`` alone. It is a plain object with ``__torch_func
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +26,8 @@ from torch import Tensor
 from torch._dynamo.decorators import mark_unbacked
 
 from . import dispatch
-from .axis import Axis, Extent, Grid, Partition
+from .axis import Axis, Extent, Grid
+from .layout import map_grid, padded_index
 from .pattern import Pattern, check_sample, parse
 
 #: The entry of ``order`` for batch and ragged axes flattened into one dim of valid rows.
@@ -95,15 +98,15 @@ class PackedTensor:
     def _of_no_samples(cls, pattern: Pattern) -> PackedTensor:
         static = [pattern.tokens[d] for d in pattern.static]
         if None in static:
-            raise ValueError(f"cannot pack an empty list with the pattern '{pattern}': write the sizes of '_'")
+            raise ValueError(
+                f"cannot pack an empty list with the pattern '{pattern}': write the sizes of '_'"
+            )
         axes = {name: Axis([], name=name) for name in pattern.names}
         grid = Grid([axes[name] for name in pattern.names])
         return cls(torch.empty(0, *static), grid, pattern.order)  # type: ignore[arg-type]
 
     @classmethod
-    def from_padded(
-        cls, padded: Tensor, lengths: Any, pattern: str | Pattern | None = None
-    ) -> PackedTensor:
+    def from_padded(cls, padded: Tensor, lengths: Any, pattern: str | Pattern | None = None) -> PackedTensor:
         """Pack the valid positions of a padded batch.
 
         Args:
@@ -165,7 +168,7 @@ class PackedTensor:
             return cls.from_list(parts, " ".join([name or "n", *["_"] * (parts[0].dim() - 1)]))
         ragged: int = nested._ragged_idx  # type: ignore[attr-defined]
         values = nested.values().movedim(ragged - 1, 0)
-        packed = cls.from_offsets(values, nested.offsets(), name=name)
+        packed = cls.from_offsets(values, nested.offsets(), name=name)  # type: ignore[attr-defined]
         order = [0, *range(2, values.dim() + 1)]
         order.insert(ragged, 1)
         return cls(packed.values, packed.grid, tuple(order))
@@ -243,6 +246,10 @@ class PackedTensor:
         if not -n <= dim < n:
             raise IndexError(f"dim {dim} is out of range for a packed tensor of {n} dims")
         return dim % n
+
+    def __getitem__(self, key: Any) -> Any:
+        """Samples, positions, slices and new dims; see :mod:`ops.rules.indexing`."""
+        return dispatch.PYTHON["__getitem__"](Tensor.__getitem__, (self, key), {})
 
     def __len__(self) -> int:
         return self._extent(self.order[0])
@@ -357,7 +364,7 @@ class PackedTensor:
         A copy from pinned memory does not block unless ``non_blocking=False`` is given.
         """
         args = tuple(a.values if isinstance(a, PackedTensor) else a for a in args)
-        if "non_blocking" not in kwargs and self.device.type == "cpu" and self.values.is_pinned():
+        if "non_blocking" not in kwargs and not torch.compiler.is_compiling() and self.is_pinned():
             kwargs["non_blocking"] = True
         values = self.values.to(*args, **kwargs)
         if values is self.values:
@@ -384,7 +391,7 @@ class PackedTensor:
 
     def is_pinned(self) -> bool:
         """Whether the payload lies in pinned memory."""
-        return self.values.is_pinned()
+        return self.device.type == "cpu" and self.values.is_pinned()
 
     def record_stream(self, stream: Any) -> None:
         """Tell the allocator that ``stream`` uses the payload and the structure."""
@@ -411,8 +418,7 @@ class PackedTensor:
             return self.values.permute([0 if c == ROWS else c - len(self.axes) for c in self.order])
         static = self.values.shape[1:]
         sizes = [axis.max_length for axis in self.axes]
-        rows = self.batch_size * int(np.prod(sizes))
-        flat = self.values.new_full((rows, *static), fill)
+        flat = self.values.new_full((self.batch_size * math.prod(sizes), *static), fill)
         flat = flat.index_copy(0, padded_index(self.grid, sizes), self.values)
         return flat.view(self.batch_size, *sizes, *static).permute(self.order)
 
@@ -437,9 +443,7 @@ class PackedTensor:
         place = self.order.index(1)
         order = [c - 1 for c in self.order if c > 1]
         values = self.values.permute(0, *order).movedim(0, place - 1)
-        return torch.nested.nested_tensor_from_jagged(
-            values, offsets=self.offsets.long(), jagged_dim=place
-        )
+        return torch.nested.nested_tensor_from_jagged(values, offsets=self.offsets.long(), jagged_dim=place)
 
     # -------------------------------------------------------------- printing, copying
 
@@ -500,57 +504,6 @@ def map_tensors(x: PackedTensor, fn: Callable[[Tensor], Tensor], memo: dict[Any,
     return PackedTensor(fn(x.values), map_grid(x.grid, fn, memo), x.order)
 
 
-def map_grid(grid: Grid, fn: Callable[[Tensor], Tensor], memo: dict[Any, Any]) -> Grid:
-    """Apply ``fn`` to the tensors of a structure that live on the device."""
-    if grid not in memo:
-        axes = [_map_axis(axis, fn, memo) for axis in grid.axes]
-        part = axes[0] if len(axes) == 1 else _map_part(grid.part, fn, memo)
-        memo[grid] = Grid(axes, part)
-    return memo[grid]
-
-
-def _map_part(part: Partition, fn: Callable[[Tensor], Tensor], memo: dict[Any, Any]) -> Partition:
-    if part not in memo:
-        maps = {name: fn(t) for name, t in part.maps.items()}
-        memo[part] = Partition(part.lengths, fn(part.offsets), part.extent, maps)
-        if part.dynamic:
-            memo[part].mark_dynamic()
-    return memo[part]
-
-
-def _map_axis(axis: Axis, fn: Callable[[Tensor], Tensor], memo: dict[Any, Any]) -> Axis:
-    if axis not in memo:
-        memo[axis] = Axis(
-            axis.lengths,
-            fn(axis.offsets),
-            name=axis.name,
-            maps={name: fn(t) for name, t in axis.maps.items()},
-            extent=axis.extent,
-            peak=axis.peak,
-            token=axis.token,
-            steps=axis.steps,
-        )
-        if axis.dynamic:
-            memo[axis].mark_dynamic()
-    return memo[axis]
-
-
-def padded_index(grid: Grid, sizes: Sequence[int]) -> Tensor:
-    """For each cell its row in a padded (B, *sizes) buffer, flattened; int64 [cells]."""
-    index = grid.sample_ids.long()
-    for k, size in enumerate(sizes):
-        index = index * size + positions_of(grid, k)
-    return index
-
-
-def positions_of(grid: Grid, k: int) -> Tensor:
-    """For each cell its position along axis ``k``, int32 [cells]."""
-    axis = grid.axes[k]
-    if len(grid.axes) == 1:
-        return axis.positions
-    return grid.part.map(f"positions {k}", lambda: axis.positions.index_select(0, grid.coordinates(k)))
-
-
 def sample_rows(x: PackedTensor, samples: Sequence[int]) -> PackedTensor:
     """A sub-batch: the given samples in the given order."""
     grid = x.grid.select(samples)
@@ -573,7 +526,7 @@ def _check_list(tensors: Sequence[Tensor], pattern: Pattern) -> None:
         check_sample(pattern, tensor.shape, f"sample {i}")
         if tensor.dtype != first.dtype or tensor.device != first.device:
             raise ValueError(
-                f"sample {i} is {tensor.dtype} on {tensor.device}, sample 0 is {first.dtype} on {first.device}"
+                f"sample {i} is {tensor.dtype} on {tensor.device}, sample 0 {first.dtype} on {first.device}"
             )
         for d in pattern.static:
             if tensor.shape[d] != first.shape[d]:

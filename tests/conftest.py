@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 settings.register_profile("fast", max_examples=20, derandomize=True, database=None, **COMMON)
 settings.register_profile("thorough", max_examples=400, **COMMON)
+torch.set_num_threads(1)  # the tensors are tiny: on a busy machine threads only wait for each other
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 

@@ -12,7 +12,8 @@ the same seed.
 
 from __future__ import annotations
 
-from typing import Any, Iterator, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,6 +41,11 @@ def _samples(q_lengths: Tensor, k_lengths: Tensor) -> Iterator[_Sample]:
         q, k = q + nq, k + nk
 
 
+def _lined_up(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """With adjacent features, which the fused kernel takes for granted."""
+    return tuple(t if t.stride(-1) == 1 else t.contiguous() for t in tensors)
+
+
 def _heads_first(x: Tensor, rows: slice) -> Tensor:
     """[T, H, D] -> a view (1, H, n, D) of some rows."""
     return x[rows].transpose(0, 1).unsqueeze(0)
@@ -61,6 +67,7 @@ def _attention(
     dropout: float,
     seed: Tensor,
 ) -> tuple[Tensor, Tensor]:
+    query, key, value = _lined_up(query, key, value)
     rows, heads = query.shape[:2]
     out = query.new_zeros((rows, heads, value.shape[2]))
     lse = query.new_zeros((rows, heads), dtype=_wide(query.dtype))
@@ -96,6 +103,7 @@ def _attention_backward(
     dropout: float,
     seed: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    grad, query, key, value = _lined_up(grad, query, key, value)
     grads = tuple(torch.zeros(t.shape, dtype=t.dtype, device=t.device) for t in (query, key, value))
     fused = _fused(query, value, dropout)
     for sample in _samples(q_lengths, k_lengths):
@@ -154,7 +162,14 @@ def _forward_formula(
 
 
 def _backward_formula(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, causal: bool, scale: float, keep: Tensor | None
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float,
+    keep: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     wide = _wide(q.dtype)
     grad, q, k, v = (t.to(wide) for t in (grad, q, k, v))

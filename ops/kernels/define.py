@@ -8,7 +8,8 @@ same forward, setup and backward functions.
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import torch
 

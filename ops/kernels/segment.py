@@ -90,7 +90,13 @@ expand_rows = define(
 
 
 def _peak_rows(
-    values: Tensor, index: Tensor, order: Tensor | None, splits: Tensor, rows: int, dims: list[int], largest: bool
+    values: Tensor,
+    index: Tensor,
+    order: Tensor | None,
+    splits: Tensor,
+    rows: int,
+    dims: list[int],
+    largest: bool,
 ) -> Tensor:
     name = "amax" if largest else "amin"
     if dims:
@@ -102,7 +108,13 @@ def _peak_rows(
 
 
 def _peak_rows_fake(
-    values: Tensor, index: Tensor, order: Tensor | None, splits: Tensor, rows: int, dims: list[int], largest: bool
+    values: Tensor,
+    index: Tensor,
+    order: Tensor | None,
+    splits: Tensor,
+    rows: int,
+    dims: list[int],
+    largest: bool,
 ) -> Tensor:
     tail = [1 if d in dims else size for d, size in enumerate(values.shape)][1:]
     return values.new_empty((rows, *tail))
@@ -125,8 +137,8 @@ def _peak_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 #: Largest (or smallest) value of each segment and over ``dims`` (kept with size 1): [cells, *] ->
 #: [rows, *]; ties share the gradient, as in dense ``amax``. The caller makes sure no segment is empty.
 peak_rows = define(
-    "peak_rows(Tensor values, Tensor index, Tensor? order, Tensor splits, SymInt rows, int[] dims, bool largest)"
-    " -> Tensor",
+    "peak_rows(Tensor values, Tensor index, Tensor? order, Tensor splits, SymInt rows, int[] dims, "
+    "bool largest) -> Tensor",
     _peak_rows,
     _peak_rows_fake,
     setup=_peak_setup,

@@ -10,7 +10,8 @@ Layout: a grid's cells are sample-major, then row-major over its axes. ``cell = 
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,7 +65,9 @@ def apply_step(lengths: Any, cap: int, shift: int, stride: int) -> Any:
     return np.maximum((lengths + shift) // stride, 0)
 
 
-def _derive(lengths: Tensor, offsets: Tensor, cap: int, shift: int, stride: int) -> tuple[Tensor, Tensor, Tensor]:
+def _derive(
+    lengths: Tensor, offsets: Tensor, cap: int, shift: int, stride: int
+) -> tuple[Tensor, Tensor, Tensor]:
     return partition(apply_step(lengths.numpy(), cap, shift, stride), offsets.device)
 
 
@@ -159,7 +162,8 @@ def _namespace(tensor: Tensor) -> Any:
 
 def _coordinates(xp: Any, offsets: list[Any], batch: Any, totals: Sequence[int]) -> tuple[Any, list[Any]]:
     """Sample and position along each axis of every cell; ``totals[k]``: cells of the first k axes."""
-    sample, positions = batch, []
+    sample = batch
+    positions: list[Any] = []
     for k, axis in enumerate(offsets):
         counts = (axis[1:] - axis[:-1])[sample]
         total = totals[k + 1]
@@ -309,7 +313,9 @@ def _check_longer(lengths: Tensor, least: int, what: str) -> None:
 
 check_same = define("check_same(Tensor a, Tensor b, str what) -> ()", _check_same, lambda a, b, what: None)
 check_longer = define(
-    "check_longer(Tensor lengths, int least, str what) -> ()", _check_longer, lambda lengths, least, what: None
+    "check_longer(Tensor lengths, int least, str what) -> ()",
+    _check_longer,
+    lambda lengths, least, what: None,
 )
 mark_effectful("check_same")
 mark_effectful("check_longer")

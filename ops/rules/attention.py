@@ -18,7 +18,14 @@ NO_SEED = torch.zeros((), dtype=torch.int64)
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, q: Any, k: Any, causal: bool, scale: float | None, dropout: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    q: Any,
+    k: Any,
+    causal: bool,
+    scale: float | None,
+    dropout: float,
 ) -> Tensor:
     """Attention on payloads.
 
@@ -29,6 +36,9 @@ def attend(
     Returns:
         [Tq, H, Dv].
     """
+    device = query.device.type
+    if torch.is_autocast_enabled(device):
+        query, key, value = (t.to(torch.get_autocast_dtype(device)) for t in (query, key, value))
     if scale is None:
         scale = 1.0 / math.sqrt(query.shape[-1])
     seed = torch.randint(0, 2**62, (), dtype=torch.int64) if dropout else NO_SEED.clone()
@@ -73,8 +83,8 @@ def scaled_dot_product_attention(
         k, v = (t.repeat_interleave(max(q.shape[1] // max(t.shape[1], 1), 1), 1) for t in (k, v))
     if not q.shape[1] == k.shape[1] == v.shape[1] or q.shape[2] != k.shape[2]:
         raise ValueError(
-            f"attention: query, key and value of {q.shape[1]}, {k.shape[1]} and {v.shape[1]} heads, query and "
-            f"key of {q.shape[2]} and {k.shape[2]} features do not fit; enable_gqa=True shares key heads"
+            f"attention: query, key and value of {q.shape[1]}, {k.shape[1]} and {v.shape[1]} heads, query "
+            f"and key of {q.shape[2]} and {k.shape[2]} features do not fit; enable_gqa=True shares heads"
         )
     out = attend(q, k, v, query.axes[0], key.axes[0], is_causal, scale, dropout_p)
     heads = [size for d, size in enumerate(query.shape[:-2]) if query.order[d] > 1]
@@ -155,14 +165,7 @@ def multi_head_attention(
     )
     if not (is_packed(query) and is_packed(key) and is_packed(value)):
         raise TypeError("multi-head attention: query, key and value must all be packed, or none")
-    require_same(key.axes[0], value.axes[0], "attention: key against value")
-    for x in (query, key, value):
-        if x.order != (1, 0, 2):
-            raise ValueError(
-                "multi-head attention needs positions, batch, features: (n, B, E), or with batch_first=True "
-                f"(B, n, E), one ragged axis among them; got the order {x.order} inside the module"
-            )
-    _require_batch(query, key)
+    _require_module_layout(query, key, value)
     heads = (num_heads, embed_dim_to_check // num_heads)
     if in_proj_weight is not None and query.values is key.values and key.values is value.values:
         q, k, v = F.linear(query.values, in_proj_weight, in_proj_bias).unflatten(-1, (3, *heads)).unbind(1)
@@ -177,6 +180,17 @@ def multi_head_attention(
     out = attend(q, k, v, query.axes[0], key.axes[0], is_causal, None, dropout_p if training else 0.0)
     out = F.linear(out.flatten(1), out_proj_weight, out_proj_bias)
     return PackedTensor(out, query.grid, query.order), None
+
+
+def _require_module_layout(query: PackedTensor, key: PackedTensor, value: PackedTensor) -> None:
+    for x in (query, key, value):
+        if x.order != (1, 0, 2):
+            raise ValueError(
+                "multi-head attention needs positions, batch, features: (n, B, E), or with batch_first=True "
+                f"(B, n, E), one ragged axis among them; got the order {x.order} inside the module"
+            )
+    require_same(key.axes[0], value.axes[0], "attention: key against value")
+    _require_batch(query, key)
 
 
 def _refuse(reasons: dict[str, bool]) -> None:

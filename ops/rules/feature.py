@@ -23,7 +23,9 @@ def static_dim(x: PackedTensor, dim: int, what: str) -> int:
     if c == ROWS:
         return 0
     name = "the batch dim" if c == 0 else f"the ragged axis '{x.grid.axes[c - 1].label}'"
-    raise ValueError(f"{what} needs a static dim; dim {dim} of a packed tensor of {len(x.order)} dims is {name}")
+    raise ValueError(
+        f"{what} needs a static dim; dim {dim} of a packed tensor of {len(x.order)} dims is {name}"
+    )
 
 
 def trailing(x: PackedTensor, count: int, what: str) -> PackedTensor:
@@ -58,7 +60,9 @@ def _trailing_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], cou
     x = trailing(x, count, dispatch.name_of(func))
     values = func(x.values, *rest, **kwargs)
     if values.dim() != x.values.dim():
-        raise ValueError(f"{dispatch.name_of(func)} must keep the last dim of a packed tensor, if of another size")
+        raise ValueError(
+            f"{dispatch.name_of(func)} must keep the last dim of a packed tensor, if of another size"
+        )
     return like(x, values)
 
 
@@ -89,7 +93,9 @@ def append_dim(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return PackedTensor(values, x.grid, (*x.order, k + values.dim() - 1 if n else 0))
 
 
-def _operand(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[PackedTensor, tuple[Any, ...]]:
+def _operand(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[PackedTensor, tuple[Any, ...]]:
     dispatch.refuse_out(dispatch.name_of(func), kwargs)
     x, rest = (args[0], args[1:]) if args else (kwargs.pop("input"), ())
     if not is_packed(x) or any(is_packed(a) for a in (*rest, *kwargs.values())):

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import dispatch
 from ..axis import Axis, Extent, Grid, map_cells
 from ..kernels import structure
 from ..tensor import ROWS, PackedTensor, is_packed, sample_rows
@@ -60,7 +61,12 @@ def _expand_ellipsis(keys: tuple[Any, ...], ndim: int) -> list[Any]:
 
 def _plain(key: Any) -> Any:
     """Integers of numpy and of tensors as Python's."""
-    if isinstance(key, (bool, np.bool_)) or (isinstance(key, Tensor) and key.dim() == 0 and key.dtype == torch.bool):
+    if isinstance(key, slice):
+        bounds = (key.start, key.stop, key.step)
+        return slice(*[int(b) if isinstance(b, np.integer) else b for b in bounds])
+    if isinstance(key, (bool, np.bool_)) or (
+        isinstance(key, Tensor) and key.dim() == 0 and key.dtype == torch.bool
+    ):
         raise NotImplementedError("a packed tensor is not indexed by one truth value")
     if _is_list(key) and np.ndim(key) > 1:
         raise NotImplementedError("a packed tensor is indexed by lists and tensors of one dim")
@@ -168,7 +174,9 @@ def _sliced_axis(axis: Axis, start: int, stop: int | None, step: int) -> Axis:
     elif stop is None or stop < 0:
         axis = axis.derive(stop or 0, cap=-start)
     else:
-        raise NotImplementedError(f"the slice {start}:{stop} of a ragged axis: slice twice, e.g. x[:, {start}:]")
+        raise NotImplementedError(
+            f"the slice {start}:{stop} of a ragged axis: slice twice, e.g. x[:, {start}:]"
+        )
     return axis.derive(step - 1, step)
 
 
@@ -189,4 +197,11 @@ def select_position(x: PackedTensor, dim: int, position: int) -> Any:
     return values.permute(order)
 
 
-PackedTensor.__getitem__ = getitem  # type: ignore[attr-defined]
+def _getitem(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x, key = args
+    if not is_packed(x):
+        raise NotImplementedError("a dense tensor is not indexed by a packed one yet; use index.values")
+    return getitem(x, key)
+
+
+dispatch.PYTHON["__getitem__"] = _getitem

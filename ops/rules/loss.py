@@ -60,7 +60,14 @@ def cross_entropy(
     if expected is with_classes:
         labels = labels.movedim(c - k, 1)
     values = F.cross_entropy(
-        input.values.movedim(c - k, 1), labels, weight, size_average, ignore_index, reduce, reduction, label_smoothing
+        input.values.movedim(c - k, 1),
+        labels,
+        weight,
+        size_average,
+        ignore_index,
+        reduce,
+        reduction,
+        label_smoothing,
     )
     return without.wrap(values) if values.dim() else values
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import dispatch
+from .. import compat, dispatch
 from ..align import align
 from ..tensor import PackedTensor
 
@@ -18,17 +18,16 @@ NAMES = """
     abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2
     arctanh asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or
     bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min clip conj copysign cos cosh
-    deg2rad digamma div divide elu eq erf erfc erfinv exp exp2 expm1 fix float_power floor
-    floor_divide fmax fmin fmod frac ge gelu greater greater_equal gt hardshrink hardsigmoid hardswish hardtanh heaviside
-    hypot i0 igamma igammac isclose isfinite isinf isnan isneginf isposinf isreal ldexp le leaky_relu
-    lerp less less_equal lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not
-    logical_or logical_xor logit logsigmoid lt masked_fill maximum minimum mish mul multiply nan_to_num
-    ne neg negative nextafter not_equal polygamma positive pow rad2deg real reciprocal relu relu6
-    remainder round rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink
-    softsign sqrt square sub subtract tan tanh tanhshrink threshold true_divide trunc xlogy
-    dropout alpha_dropout bernoulli
-    zeros_like ones_like full_like empty_like rand_like randn_like randint_like
-    bool byte char double float half bfloat16 int long short
+    deg2rad digamma div divide elu eq erf erfc erfinv exp exp2 expm1 fix float_power floor floor_divide
+    fmax fmin fmod frac ge gelu greater greater_equal gt hardshrink  hardtanh
+    heaviside hypot i0 igamma igammac isclose isfinite isinf isnan isneginf isposinf isreal ldexp le
+    leaky_relu lerp less less_equal lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and
+    logical_not logical_or logical_xor logit logsigmoid lt masked_fill maximum minimum mish mul multiply
+    nan_to_num ne neg negative nextafter not_equal polygamma positive pow rad2deg real reciprocal relu
+    relu6 remainder round rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus
+    softshrink softsign sqrt square sub subtract tan tanh tanhshrink threshold true_divide trunc xlogy
+    dropout alpha_dropout bernoulli zeros_like ones_like full_like empty_like rand_like randn_like
+    randint_like bool byte char double float half bfloat16 int long short
 """.split()
 
 INPLACE_ONLY = "copy_ fill_ zero_ normal_ uniform_ exponential_ random_".split()
@@ -68,8 +67,19 @@ def _aligned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str
 def where(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``torch.where`` with a condition and two values."""
     if len(args) + len(kwargs) < 3:
-        raise NotImplementedError("torch.where(condition) of a packed tensor: give it values, or use x.values")
+        raise NotImplementedError(
+            "torch.where(condition) of a packed tensor: give it values, or use x.values"
+        )
     return pointwise(func, args, kwargs)
+
+
+def _replaced(function: Any) -> dispatch.Handler:
+    """Pointwise, with another function on the payload."""
+
+    def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return pointwise(function, args, kwargs)
+
+    return handler
 
 
 def type_as(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -160,6 +170,8 @@ def _install(name: str, method: Any, handler: dispatch.Handler) -> None:
 
 dispatch.register("pointwise", pointwise, NAMES)
 dispatch.register("pointwise", where, "where")
+for _name in ("hardsigmoid", "hardswish"):
+    dispatch.register("pointwise", _replaced(compat.hard_activation(_name)), _name)
 dispatch.register("pointwise", type_as, "type_as")
 _inplace_names = [f"{name}_" for name in NAMES if list(dispatch.spellings(f"{name}_"))]
 dispatch.register("pointwise", pointwise_, _inplace_names + INPLACE_ONLY)

@@ -6,8 +6,9 @@ without a ragged axis is a plain tensor. Reducing the batch needs all axes reduc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,7 +97,13 @@ def _reduce(name: str, x: PackedTensor, places: set[int], keepdim: bool, dense: 
 
 
 def _arguments(
-    x: Any = None, dim: Any = None, keepdim: bool = False, *, input: Any = None, axis: Any = None, dtype: Any = None
+    x: Any = None,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    input: Any = None,
+    axis: Any = None,
+    dtype: Any = None,
 ) -> tuple[PackedTensor, Any, bool, Any]:
     return (input if x is None else x), (axis if dim is None else dim), keepdim, dtype
 

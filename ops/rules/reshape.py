@@ -6,7 +6,8 @@ rest: the static dims there, the axes there merged into one, or batch and axes a
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -71,8 +72,7 @@ def merged_axis(grid: Grid) -> Axis:
             grid.lengths,
             grid.offsets,
             name=name,
-            extent=grid.part.extent,
-            peak=structure.extent(longest),
+            sizes=(grid.part.extent, structure.extent(longest)),
             token=token,
         )
 
@@ -83,7 +83,9 @@ def _all_entries(x: PackedTensor) -> PackedTensor:
     """Every valid entry in one dim: rows of an axis whose lengths count entries."""
     x = in_logical_order(x, with_axes=True)
     if x.order != tuple(range(len(x.order))) and ROWS not in x.order:
-        raise ValueError("flattening all dims needs the batch first and the ragged dims before the static ones")
+        raise ValueError(
+            "flattening all dims needs the batch first and the ragged dims before the static ones"
+        )
     axis = merged_axis(x.grid) if len(x.grid.axes) > 1 else x.grid.axes[0]
     entries = _product(x.values.shape[1:])
     return PackedTensor(x.values.reshape(-1), Grid((axis.repeat(entries),)), (ROWS,))
@@ -220,7 +222,11 @@ class _Plan:
     def names_axis_next(self, j: int) -> bool:
         """Whether the next target size, 1s aside, stands for a ragged dim."""
         for size in self.target[j:]:
-            if isinstance(size, Extent) or _is_rest(size) or any(self.names(size, a) for a in self.x.grid.axes):
+            if (
+                isinstance(size, Extent)
+                or _is_rest(size)
+                or any(self.names(size, a) for a in self.x.grid.axes)
+            ):
                 return True
             if not _equal(size, 1):
                 return False
@@ -239,7 +245,11 @@ class _Plan:
         if self.changed:
             grid = Grid(axes, x.grid.part if len(axes) > 1 else None)
         k = len(grid.axes)
-        kept = iter([c for c in x.order if 1 <= c <= k] if not self.changed and ROWS not in x.order else range(1, k + 1))
+        kept = iter(
+            [c for c in x.order if 1 <= c <= k]
+            if not self.changed and ROWS not in x.order
+            else range(1, k + 1)
+        )
         static = iter(range(k + 1, k + 1 + len(self.result)))
         order, sizes = [], []
         for entry in self.result:
@@ -267,6 +277,3 @@ def _product(sizes: Sequence[Any]) -> Any:
 
 def _known(sizes: Sequence[Any]) -> bool:
     return not any(_is_rest(size) for size in sizes)
-
-
-

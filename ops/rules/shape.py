@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,15 +106,17 @@ def ravel(x: PackedTensor) -> Tensor:
 
 def select(x: PackedTensor, dim: int, index: int) -> Any:
     """One position of a dim."""
-    return x[(slice(None),) * x.dim_index(dim) + (index,)]  # type: ignore[index]
+    return x[(slice(None),) * x.dim_index(dim) + (index,)]
 
 
 def narrow(x: PackedTensor, dim: int, start: int, length: int) -> Any:
     """``length`` positions of a dim from ``start`` on; every sample must have them."""
-    c = x.order[x.dim_index(dim)]
+    c, size = x.order[x.dim_index(dim)], x.size(dim)
+    if start < 0 or length < 0 or (c > len(x.grid.axes) and start + length > size):
+        raise ValueError(f"narrow: positions {start} to {start + length} of a dim of size {size}")
     if 1 <= c <= len(x.grid.axes):
         structure.check_longer(x.grid.axes[c - 1].lengths, start + length, "narrow")
-    return x[(slice(None),) * x.dim_index(dim) + (slice(start, start + length),)]  # type: ignore[index]
+    return x[(slice(None),) * x.dim_index(dim) + (slice(start, start + length),)]
 
 
 def view_as(x: PackedTensor, other: Any) -> PackedTensor:

@@ -95,6 +95,28 @@ def test_attention_over_no_keys_is_exactly_zero_with_finite_gradients() -> None:
         assert x.grad.values.isfinite().all()
 
 
+@pytest.mark.parametrize(
+    "wanted", [(True, False, False), (False, True, False), (False, False, True)], ids=str
+)
+def test_gradients_of_one_operand_alone(wanted: tuple[bool, ...]) -> None:
+    batches = [make([3, 0, 5], "2 n 4", seed=seed) for seed in range(3)]
+    packed = [x.requires_grad_(flag) for x, flag in zip(pack(*batches), wanted)]
+    dense = [[s.clone().requires_grad_(flag) for s in b.samples] for b, flag in zip(batches, wanted)]
+    sdpa(*packed).square().sum().backward()
+    for i in (0, 2):
+        sdpa(*(d[i] for d in dense)).square().sum().backward()
+    for x, samples, flag in zip(packed, dense, wanted):
+        assert (x.grad is not None) == flag
+        if flag:
+            assert_matches(x.grad, [torch.zeros_like(s) if s.grad is None else s.grad for s in samples])
+
+
+def test_autocast_gives_what_it_gives_dense() -> None:
+    model = encoder(dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        check_attention(model, make([3, 0, 5], dtype=torch.float32), grad=False, rtol=5e-2, atol=5e-2)
+
+
 def test_values_may_have_another_width() -> None:
     q, k = (make([3, 0, 5], "2 n 4", seed=seed) for seed in (0, 1))
     check_attention(sdpa, q, k, make([3, 0, 5], "2 n 6", seed=2))
@@ -253,15 +275,8 @@ def test_multihead_attention_takes_any_storage_order() -> None:
 
 
 def encoder(layers: int = 2, **options: Any) -> nn.TransformerEncoder:
-    settings = {
-        "d_model": 4,
-        "nhead": HEADS,
-        "dim_feedforward": 8,
-        "dropout": 0.0,
-        "batch_first": True,
-        **options,
-    }
-    layer = nn.TransformerEncoderLayer(**settings, dtype=torch.float64)
+    settings = {"d_model": 4, "nhead": HEADS, "dim_feedforward": 8, "dropout": 0.0, "batch_first": True}
+    layer = nn.TransformerEncoderLayer(**{**settings, "dtype": torch.float64, **options})
     return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
 
 

@@ -4,7 +4,7 @@ import copy
 import gc
 import pickle
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from itertools import product
@@ -218,7 +218,7 @@ def test_an_operator_keeps_the_grid_object() -> None:
     ],
     ids=["slice", "stride", "product", "sub_batch", "flatten", "product_of_slices"],
 )
-def test_caches_keep_no_axis_alive(derive: callable) -> None:
+def test_caches_keep_no_axis_alive(derive: Callable) -> None:
     with no_garbage_collection():
         (x,) = pack(make([3, 5, 1]))
         derived = derive(x)

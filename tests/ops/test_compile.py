@@ -207,6 +207,17 @@ PROGRAMS: dict[str, Callable[[PackedTensor], Any]] = {
     "flatten_nothing": lambda x: x.flatten(1, 1).flatten(2),
     "unsqueeze": lambda x: x.unsqueeze(1).permute(0, 2, 1, 3).squeeze(2),
     "loss": lambda x: F.mse_loss(x, x * 2) + F.cross_entropy(x.view(-1, 4), (x.sum(-1) > 0).long().view(-1)),
+    "padded": lambda x: x.to_padded(1.0) * x.mask()[..., None],
+    "cast": lambda x: x.to(torch.float64).sum(1) + x.double().sum(1),
+    "hard": lambda x: F.hardswish(x) + F.hardsigmoid(x),
+    "scalar_first": lambda x: (1 - x) * (2 / (x.abs() + 1)) + 2**x,
+    "dense_first": lambda x: torch.ones(4) - x + torch.ones(4) / (x.abs() + 1) + torch.ones(4) ** x,
+    "reduced_first": lambda x: x.mean(1, keepdim=True) - x,
+    "compared": lambda x: torch.where((x > 0) & ~(x > 1) | (x == 0), x, -x),
+    "last_position": lambda x: (x[:, :, None] + x[:, None])[:, :, :1].sum(2),
+    "whole": lambda x: x.mean() + x.amax((0, 1)) + x.sum(),
+    "rows_with_linear": lambda x: F.linear(x.view(-1, 4), torch.ones(3, 4)).view(*x.shape[:2], 3),
+    "by_batch_size": lambda x: x.sum() / x.shape[0] + x.sum() / x.numel(),
     "causal": lambda x: F.scaled_dot_product_attention(*[x[:, None]] * 3, is_causal=True),
 }
 
@@ -267,6 +278,31 @@ def test_rectangular_pairs_are_one_graph() -> None:
         fields = pack(make({"n": n}, "n 4"), make({"m": m}, "m 4", seed=1))
         ops.mark_dynamic(fields)
         torch.testing.assert_close(program(*fields).values, fn(*fields).values)
+    assert graphs() == 1
+
+
+def test_inference_compiles_to_one_graph() -> None:
+    model = Classifier().eval()
+    fn = compiled(model)
+    for lengths in ([3, 5, 2], [4, 4], [6], [3, 1, 5, 1]):
+        x = batch_for(model, lengths)
+        with torch.no_grad():
+            torch.testing.assert_close(fn(ops.mark_dynamic(x)), model(x), rtol=1e-4, atol=1e-5)
+    assert graphs() == 1
+
+
+def test_dropout_trains_in_one_graph() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
+    model = nn.Sequential(
+        nn.Linear(4, 8), nn.Dropout(0.5), nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+    )
+    fn = compiled(model)
+    for lengths in ([3, 5, 2], [4, 4], [6], [3, 0, 5, 1]):
+        x = ops.mark_dynamic(batch_for(PairProgram(), lengths))
+        model.zero_grad()
+        fn(x).sum().backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+        assert not torch.equal(fn(x).values, fn(x).values)
     assert graphs() == 1
 
 

@@ -22,7 +22,15 @@ LEFT_OUT = (
 #: Functions that treat the batch dim of a batch of one like any other dim of size 1.
 BATCH_OF_ONE = {"torch.squeeze", "torch.Tensor.squeeze", "torch.Tensor.squeeze_"}
 SAMPLES = (make([3, 2, 5]), make([3, 2, 5], seed=1), make([3, 2, 5], "n", dtype=torch.int64))
-REFUSALS = (NotImplementedError, TypeError, ValueError, AttributeError, RuntimeError, IndexError, AssertionError)
+REFUSALS = (
+    NotImplementedError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    RuntimeError,
+    IndexError,
+    AssertionError,
+)
 
 
 def offered() -> dict[str, Callable]:

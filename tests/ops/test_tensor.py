@@ -4,10 +4,12 @@ import copy
 import dataclasses
 import io
 import pickle
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -15,7 +17,7 @@ from torch.utils import _pytree as pytree
 import ops
 from ops import Axis, Grid, PackedTensor
 from ops.pattern import parse
-from ops.testing import Ragged, assert_matches, pack
+from ops.testing import Ragged, assert_matches, check, pack
 from tests.strategies import PATTERNS, PROFILES, batches, make
 
 LENGTHS = pytest.mark.parametrize("lengths", list(PROFILES.values()), ids=list(PROFILES))
@@ -342,7 +344,7 @@ COPIES = pytest.mark.parametrize(
 
 @COPIES
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_copies_are_equal_and_independent(twin: callable, pattern: str) -> None:
+def test_copies_are_equal_and_independent(twin: Callable, pattern: str) -> None:
     batch = make([3, 0, 2], pattern)
     (x,) = pack(batch)
     _ = x + x, x.sum(), x[:, :1]
@@ -354,14 +356,14 @@ def test_copies_are_equal_and_independent(twin: callable, pattern: str) -> None:
 
 
 @COPIES
-def test_fields_copied_together_still_share_their_axis(twin: callable) -> None:
+def test_fields_copied_together_still_share_their_axis(twin: Callable) -> None:
     x, y = pack(make([3, 5]), make([3, 5], "n 2"))
     both = twin({"x": x, "y": y})
     assert both["x"].axes[0] is both["y"].axes[0]
 
 
 @COPIES
-def test_a_leaf_stays_a_leaf_when_copied(twin: callable) -> None:
+def test_a_leaf_stays_a_leaf_when_copied(twin: Callable) -> None:
     y = twin(pack(make([3, 5]))[0].requires_grad_())
     assert y.requires_grad
     assert y.values.is_leaf
@@ -462,3 +464,52 @@ def test_constructor_takes_values_grid_and_order() -> None:
     x = PackedTensor(torch.arange(3.0), Grid((axis,)), parse("n").order)
     assert [s.tolist() for s in x.to_list()] == [[0, 1], [2]]
     assert x.axes[0] is axis
+
+
+# ---------------------------------------------------------------- unusual storage
+
+
+STORED: dict[str, Callable[[list[Tensor]], PackedTensor]] = {
+    "transposed_samples": lambda samples: PackedTensor.from_list(
+        [s.t().contiguous().t() for s in samples], "n _"
+    ),
+    "transposed_buffer": lambda samples: from_buffer(torch.cat(samples).t().contiguous().t()),
+    "strided_buffer": lambda samples: from_buffer(torch.cat(samples).repeat_interleave(2, 1)[:, ::2]),
+    "shifted_buffer": lambda samples: from_buffer(
+        torch.cat([torch.zeros(3, 4, dtype=torch.float64), *samples])[3:]
+    ),
+    "padded_view": lambda samples: PackedTensor.from_padded(
+        padded_of(samples).transpose(0, 1).contiguous().transpose(0, 1), [3, 0, 5]
+    ),
+}
+
+
+def from_buffer(values: Tensor) -> PackedTensor:
+    return PackedTensor.from_offsets(values, torch.tensor([0, 3, 3, 8], dtype=torch.int32))
+
+
+@pytest.mark.parametrize("name", list(STORED))
+def test_strides_of_the_buffer_do_not_matter(name: str) -> None:
+    samples = list(make([3, 0, 5]).samples)
+    x, y = STORED[name](samples), PackedTensor.from_list(samples, "n _")
+    program = [
+        lambda x: x + x[:, :, None].sum(2),
+        lambda x: x[:, 1:] * x[:, :-1],
+        lambda x: (x[:, :, None] * x[:, None]).mean(2),
+        lambda x: x.view(*x.shape[:2], 2, 2).transpose(1, 2),
+        lambda x: x.flatten(0, 1).view(*x.shape),
+        lambda x: F.scaled_dot_product_attention(*[x.view(*x.shape[:2], 2, 2).transpose(1, 2)] * 3),
+        lambda x: F.layer_norm(x.transpose(1, 2).transpose(1, 2), (4,)),
+        lambda x: x[[2, 0]],
+        lambda x: (x * 1).add_(1),
+    ]
+    for fn in program:
+        assert_matches(fn(x), fn(y).to_list())
+
+
+@pytest.mark.slow
+def test_many_samples_of_many_lengths() -> None:
+    lengths = torch.randint(0, 60, (300,)).tolist()
+    batch = make(lengths, "n 4")
+    check(lambda x: (x[:, :, None] * x[:, None]).sum(1) + x * x.sum(1, keepdim=True), batch)
+    check(lambda x: x[:, 1:, None].sin() + x[:, None, ::2], batch, rtol=1e-6, atol=1e-8)
