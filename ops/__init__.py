@@ -5,7 +5,7 @@
 torch.Size([2, 8])
 """
 
-from . import dispatch, pattern, rules
+from . import compat, dispatch, pattern, rules
 from .axis import Axis, Extent, Grid
 from .compile import mark_dynamic
 from .pattern import Pattern, parse
@@ -22,6 +22,7 @@ __all__ = [
     "Grid",
     "PackedTensor",
     "Pattern",
+    "compat",
     "is_packed",
     "map_tensors",
     "mark_dynamic",

@@ -1,35 +1,25 @@
-"""Mends for what PyTorch's compiler cannot trace; each says what it mends and from when it can go.
+"""Mends for what PyTorch's compiler cannot trace. Everything that depends on torch's version is here.
 
-Everything that depends on the version of torch lives here.
+* ``F.hardswish`` and ``F.hardsigmoid`` stand in Dynamo's list of functions that go into a graph as they
+  are, so their ``__torch_function__`` check never runs. Off that list they are traced into like every
+  other activation. Seen on 2.11 to 2.14.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from torch._dynamo import trace_rules
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+TRACED_INTO = ("torch.nn.functional.hardswish", "torch.nn.functional.hardsigmoid")
 
 
-def _hardsigmoid(x: Tensor, inplace: bool = False) -> Tensor:
-    return F.relu6(x + 3) / 6
+def trace_into(names: tuple[str, ...]) -> None:
+    """Take functions off Dynamo's list of those that go into a graph as they are."""
+    tables = [getattr(trace_rules, "torch_non_c_binding_in_graph_functions", {})]
+    tables += getattr(trace_rules, "torch_name_rule_map", [])
+    found = [table.pop(name, None) for table in tables for name in names]
+    rebuild = getattr(trace_rules.get_torch_obj_rule_map, "cache_clear", None)
+    if any(found) and rebuild is not None:
+        rebuild()
 
 
-def _hardswish(x: Tensor, inplace: bool = False) -> Tensor:
-    return x * F.relu6(x + 3) / 6
-
-
-#: Dynamo (2.11 to 2.14) does not make a proxy of these when they are called from a handler.
-_IN_GRAPHS: dict[str, Callable[..., Any]] = {"hardsigmoid": _hardsigmoid, "hardswish": _hardswish}
-
-
-def hard_activation(name: str) -> Callable[..., Any]:
-    """``F.hardsigmoid`` or ``F.hardswish``: PyTorch's own, in a graph the formula."""
-    function, formula = getattr(F, name), _IN_GRAPHS[name]
-
-    def call(x: Tensor, inplace: bool = False) -> Tensor:
-        return formula(x) if torch.compiler.is_compiling() else function(x, inplace)
-
-    return call
+trace_into(TRACED_INTO)

@@ -94,7 +94,7 @@ INPLACE_OPERATORS = {
 
 def call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
     """What ``__torch_function__`` does: look the function up and hand it to its kind."""
-    handler = PYTHON.get(name_of(function)) or TABLE.get(function)
+    handler = TABLE.get(function) or PYTHON.get(name_of(function))
     if handler is None:
         raise NotImplementedError(
             f"packed tensors do not support '{name_of(function)}' yet; apply it to each of x.to_list(), "

@@ -37,7 +37,7 @@ def attend(
         [Tq, H, Dv].
     """
     device = query.device.type
-    if torch.is_autocast_enabled(device):
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         query, key, value = (t.to(torch.get_autocast_dtype(device)) for t in (query, key, value))
     if scale is None:
         scale = 1.0 / math.sqrt(query.shape[-1])

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from .. import dispatch
-from ..tensor import ROWS, PackedTensor, is_packed, like
+from ..tensor import ROWS, PackedTensor, like
 
 
 def static_dim(x: PackedTensor, dim: int, what: str) -> int:
@@ -28,16 +28,18 @@ def static_dim(x: PackedTensor, dim: int, what: str) -> int:
     )
 
 
-def trailing(x: PackedTensor, count: int, what: str) -> PackedTensor:
+def trailing(x: PackedTensor, count: int, func: Any) -> PackedTensor:
     """``x`` with its last ``count`` logical dims stored last, in order.
 
     Raises:
         ValueError: one of them is not static.
     """
     n = len(x.order)
-    if x.order[n - count :] == tuple(range(n - count, n)) and n - count > len(x.grid.axes):
+    if n - count > len(x.grid.axes) and (
+        x.order[-1] == n - 1 if count == 1 else x.order[n - count :] == tuple(range(n - count, n))
+    ):
         return x
-    last = [static_dim(x, d, what) for d in range(n - count, n)]
+    last = [static_dim(x, d, dispatch.name_of(func)) for d in range(n - count, n)]
     dims = [d for d in range(x.values.dim()) if d not in last] + last
     k = len(x.grid.axes)
     place = {old + k: new + k for new, old in enumerate(dims) if old}
@@ -49,21 +51,24 @@ def last_dim(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _trailing_call(func, args, kwargs, 1)
 
 
+def layer_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``F.layer_norm``, without its second look for overrides."""
+    return normalized_shape(torch.layer_norm, args, kwargs)
+
+
 def normalized_shape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Operators on as many trailing dims as their second argument has: ``layer_norm``, ``rms_norm``."""
-    shape = kwargs["normalized_shape"] if len(args) < 2 else args[1]
+    shape = args[1] if len(args) > 1 else kwargs["normalized_shape"]
     return _trailing_call(func, args, kwargs, 1 if isinstance(shape, int) else len(shape))
 
 
 def _trailing_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> Any:
     x, rest = _operand(func, args, kwargs)
-    x = trailing(x, count, dispatch.name_of(func))
+    x = trailing(x, count, func)
     values = func(x.values, *rest, **kwargs)
     if values.dim() != x.values.dim():
-        raise ValueError(
-            f"{dispatch.name_of(func)} must keep the last dim of a packed tensor, if of another size"
-        )
-    return like(x, values)
+        raise ValueError(f"{dispatch.name_of(func)} must keep the last dim of a packed tensor (of any size)")
+    return PackedTensor(values, x.grid, x.order)
 
 
 def along_dim(position: int, default: int | None) -> dispatch.Handler:
@@ -96,10 +101,11 @@ def append_dim(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _operand(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[PackedTensor, tuple[Any, ...]]:
-    dispatch.refuse_out(dispatch.name_of(func), kwargs)
+    if kwargs.get("out") is not None:
+        dispatch.refuse_out(dispatch.name_of(func), kwargs)
     x, rest = (args[0], args[1:]) if args else (kwargs.pop("input"), ())
-    if not is_packed(x) or any(is_packed(a) for a in (*rest, *kwargs.values())):
-        raise TypeError(f"{dispatch.name_of(func)}: only the input may be packed; parameters are dense")
+    if type(x) is not PackedTensor:
+        raise TypeError(f"{dispatch.name_of(func)}: the input must be packed where a parameter is")
     return x, rest
 
 
@@ -122,7 +128,8 @@ def _numel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 
 dispatch.register("feature", last_dim, "linear")
-dispatch.register("feature", normalized_shape, "layer_norm rms_norm")
+dispatch.register("feature", layer_norm, "layer_norm")
+dispatch.register("feature", normalized_shape, "rms_norm")
 dispatch.register("feature", along_dim(1, None), "softmax log_softmax")
 dispatch.register("feature", along_dim(2, 1), "normalize")
 dispatch.register("feature", along_dim(1, -1), "glu")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import compat, dispatch
+from .. import dispatch
 from ..align import align
 from ..tensor import PackedTensor
 
@@ -19,7 +19,7 @@ NAMES = """
     arctanh asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or
     bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min clip conj copysign cos cosh
     deg2rad digamma div divide elu eq erf erfc erfinv exp exp2 expm1 fix float_power floor floor_divide
-    fmax fmin fmod frac ge gelu greater greater_equal gt hardshrink  hardtanh
+    fmax fmin fmod frac ge gelu greater greater_equal gt hardshrink hardsigmoid hardswish hardtanh
     heaviside hypot i0 igamma igammac isclose isfinite isinf isnan isneginf isposinf isreal ldexp le
     leaky_relu lerp less less_equal lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and
     logical_not logical_or logical_xor logit logsigmoid lt masked_fill maximum minimum mish mul multiply
@@ -71,15 +71,6 @@ def where(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             "torch.where(condition) of a packed tensor: give it values, or use x.values"
         )
     return pointwise(func, args, kwargs)
-
-
-def _replaced(function: Any) -> dispatch.Handler:
-    """Pointwise, with another function on the payload."""
-
-    def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return pointwise(function, args, kwargs)
-
-    return handler
 
 
 def type_as(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -170,8 +161,6 @@ def _install(name: str, method: Any, handler: dispatch.Handler) -> None:
 
 dispatch.register("pointwise", pointwise, NAMES)
 dispatch.register("pointwise", where, "where")
-for _name in ("hardsigmoid", "hardswish"):
-    dispatch.register("pointwise", _replaced(compat.hard_activation(_name)), _name)
 dispatch.register("pointwise", type_as, "type_as")
 _inplace_names = [f"{name}_" for name in NAMES if list(dispatch.spellings(f"{name}_"))]
 dispatch.register("pointwise", pointwise_, _inplace_names + INPLACE_ONLY)

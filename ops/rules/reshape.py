@@ -193,7 +193,7 @@ class _Plan:
             total = total * self.x.values.shape[c - self.k]
         taken: list[Any] = []
         while j < len(self.target) and not isinstance(self.target[j], Extent):
-            if end < len(self.x.order) and _known(taken) and _equal(_product(taken), total):
+            if end < len(self.x.order) and self.run_is_over(taken, total, j, end):
                 break
             taken.append(self.target[j])
             j += 1
@@ -205,6 +205,13 @@ class _Plan:
             self.fail()
         self.result += [[size] for size in taken]
         return end, j
+
+    def run_is_over(self, taken: list[Any], total: Any, j: int, end: int) -> bool:
+        """Whether sizes ``taken`` make up a static run that ends before a batch or ragged dim ``end``."""
+        if _known(taken):
+            return _equal(_product(taken), total)
+        left = len(self.x.order) - end
+        return self.x.order[end] == 0 and len(self.target) - j <= left
 
     def one_or_fail(self, i: int, j: int) -> tuple[int, int]:
         """A fixed size of 1 may stand anywhere; nothing else stands in for a ragged dim."""
