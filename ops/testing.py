@@ -170,8 +170,12 @@ def assert_matches(
     assert len(pieces) == len(wanted), f"{len(pieces)} samples, expected {len(wanted)}"
     for i, (piece, want) in enumerate(zip(pieces, wanted)):
         torch.testing.assert_close(
-            piece, want, rtol=rtol, atol=atol, equal_nan=True, msg=lambda text, i=i: f"sample {i}: {text}"
+            piece, want, rtol=rtol, atol=atol, equal_nan=True, msg=_prefixed(f"sample {i}")
         )
+
+
+def _prefixed(place: str) -> Callable[[str], str]:
+    return lambda text: f"{place}: {text}"
 
 
 def _assert_structure(actual: PackedTensor, expected: Sequence[Tensor], batch_dim: int) -> None:
@@ -308,7 +312,7 @@ def _compare_gradients(
                 rtol=rtol,
                 atol=atol,
                 equal_nan=True,
-                msg=lambda text, k=k, i=i: f"gradient {k}, piece {i}: {text}",
+                msg=_prefixed(f"gradient {k}, piece {i}"),
             )
 
 

@@ -280,6 +280,15 @@ def test_sums_of_bfloat16_accumulate_in_float32() -> None:
     assert x.sum((0, 1)).tolist() == [70_144, 70_144]
 
 
+def test_means_of_float16_do_not_overflow_on_the_way() -> None:
+    (x,) = pack(
+        Ragged([torch.ones(70_000, 2, dtype=torch.float16), torch.ones(3, 2, dtype=torch.float16)], "n 2")
+    )
+    assert x.mean(1).tolist() == [[1, 1], [1, 1]]
+    assert x.mean((1, 2)).tolist() == [1, 1]
+    assert x.mean() == 1
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @EACH_SUM
 def test_half_precision_is_off_by_one_rounding_only(fn: Callable, dtype: torch.dtype) -> None:
