@@ -157,7 +157,10 @@ def expand_to(values: Tensor, grid: Grid, kept: tuple[int, ...]) -> Tensor:
         if torch.compiler.is_compiling():
             torch._check(values.shape[0] == grid.cells)
         return values
-    return segment.expand_rows(values, grid.map_to(kept), grid.order_by(kept), grid.splits(kept))
+    index = grid.map_to(kept)
+    if not torch.compiler.is_compiling() and not (torch.is_grad_enabled() and values.requires_grad):
+        return values.index_select(0, index)
+    return segment.expand_rows(values, index, grid.order_by(kept), grid.splits(kept))
 
 
 def dense_payload(what: str, x: Tensor, layout: Layout) -> Tensor:

@@ -77,7 +77,7 @@ class Partition:
         self.offsets = offsets
         self.extent = extent
         self.maps = maps or {}
-        self.dynamic = False
+        self.dynamic: str | None = None
         self._cache: dict[Any, Any] = {}
 
     @property
@@ -109,15 +109,18 @@ class Partition:
             with torch.inference_mode(False), torch.no_grad():
                 found = build()
             if self.dynamic and isinstance(found, Partition):
-                found.mark_dynamic()
+                found.mark_dynamic(self.dynamic)
             if not isinstance(getattr(found, "offsets", found), FakeTensor):
                 self._cache[key] = found
         return found
 
-    def mark_dynamic(self) -> None:
-        """Mark the sizes that vary from batch to batch, here and in all that is derived from here."""
-        self.dynamic = True
-        mark_unbacked(self.lengths, 0, shape_id=BATCH)
+    def mark_dynamic(self, batch: str = BATCH) -> None:
+        """Mark the sizes that vary from batch to batch, here and in all that is derived from here.
+
+        ``batch`` names the batch size: a graph takes sizes of one name for equal.
+        """
+        self.dynamic = batch
+        mark_unbacked(self.lengths, 0, shape_id=batch)
         for tensor in (self.offsets, self.extent, *self.maps.values()):
             mark_unbacked(tensor, 0)
 
@@ -169,9 +172,9 @@ class Axis(Partition):
         self.token = Token() if token is None else token
         self.steps = steps
 
-    def mark_dynamic(self) -> None:
+    def mark_dynamic(self, batch: str = BATCH) -> None:
         """See :meth:`Partition.mark_dynamic`; the maximum is dynamic with a value a graph may look at."""
-        super().mark_dynamic()
+        super().mark_dynamic(batch)
         maybe_mark_dynamic(self.peak, 0)
 
     @property
@@ -260,7 +263,7 @@ class Grid:
     @property
     def dynamic(self) -> bool:
         """Whether the structure was marked for a graph over any lengths (:func:`ops.mark_dynamic`)."""
-        return self.axes[0].dynamic
+        return self.axes[0].dynamic is not None
 
     @property
     def cells(self) -> int:
@@ -306,11 +309,20 @@ class Grid:
 
     def map_to(self, kept: tuple[int, ...]) -> Tensor:
         """For each cell, the cell of ``self.sub(kept)`` that it projects on, int32 [cells]."""
-        zeros, ones = (0,) * len(kept), (1,) * len(kept)
         if not kept:
             return self.part.sample_ids
+        return self.part.map(f"map {kept}", lambda: self._build_map(kept))
+
+    def _build_map(self, kept: tuple[int, ...]) -> Tensor:
+        count = len(self.axes)
+        if kept == tuple(range(len(kept))):
+            return structure.sample_ids(self.splits(kept), self.cells)
+        if kept == (count - 1,):
+            outer = self.sub(tuple(range(count - 1)))
+            first = self.axes[-1].offsets[:-1].index_select(0, outer.sample_ids)
+            return structure.ranges(first, self.splits(tuple(range(count - 1))), self.cells)
         targets = [self.axes[k] for k in kept]
-        return self.part.map(f"map {kept}", lambda: map_cells(self.axes, targets, kept, zeros, ones))
+        return map_cells(self.axes, targets, kept, (0,) * len(kept), (1,) * len(kept))
 
     def order_by(self, kept: tuple[int, ...]) -> Tensor | None:
         """Cells ordered by ``kept`` first, then by the other axes; None where they already are."""
@@ -379,7 +391,6 @@ def require_same(a: Axis, b: Axis, what: str) -> None:
     if torch.compiler.is_compiling():
         torch._check(a.batch_size == b.batch_size)
         torch._check(a.total == b.total)
-        torch._check(a.max_length == b.max_length)
 
 
 def same_grid(a: Grid, b: Grid) -> bool:

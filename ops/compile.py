@@ -12,28 +12,43 @@ from .axis import BATCH, Axis, Grid, Partition
 from .tensor import PackedTensor, is_packed, mark_rows
 
 
-def mark_dynamic(tree: Any) -> Any:
+def mark_dynamic(tree: Any, batch: str = BATCH) -> Any:
     """Mark every size that varies from batch to batch, for one graph over any lengths and batch sizes.
 
     Args:
-        tree: packed tensors and tensors in any pytree (a ``Batch`` is one). Dim 0 of a dense tensor is
-            taken for the batch.
+        tree: packed tensors and tensors of one batch in any pytree (a ``Batch`` is one). Dim 0 of a dense
+            tensor is the batch.
+        batch: a name for the batch size. A graph takes sizes of one name for equal; give batches of
+            different size that meet in one graph (an anchor and its candidates, say) different names.
 
     Returns:
         ``tree`` itself; its tensors carry the marks.
+
+    Raises:
+        ValueError: the tree holds different batch sizes.
     """
-    for leaf in pytree.tree_leaves(tree, is_leaf=is_packed):
+    leaves = [x for x in pytree.tree_leaves(tree, is_leaf=is_packed) if is_packed(x) or _has_dims(x)]
+    sizes = {x.batch_size if is_packed(x) else x.shape[0] for x in leaves}
+    if len(sizes) > 1:
+        raise ValueError(
+            f"mark_dynamic: batch sizes {sorted(sizes)} in one tree. Mark what belongs to one batch at a time; "
+            "where batches of different size meet in one graph, give each a name: mark_dynamic(x, batch='x')"
+        )
+    for leaf in leaves:
         if is_packed(leaf):
-            _mark_packed(leaf)
-        elif isinstance(leaf, Tensor) and leaf.dim():
-            mark_unbacked(leaf, 0, shape_id=BATCH)
+            _mark_packed(leaf, batch)
+        else:
+            mark_unbacked(leaf, 0, shape_id=batch)
     return tree
 
 
-def _mark_packed(x: PackedTensor) -> None:
-    for axis in x.grid.axes:
-        axis.mark_dynamic()
-    x.grid.part.mark_dynamic()
+def _has_dims(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() > 0
+
+
+def _mark_packed(x: PackedTensor, batch: str) -> None:
+    for part in (*x.grid.axes, x.grid.part):
+        part.mark_dynamic(batch)
     mark_rows(x.values)
 
 

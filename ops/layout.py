@@ -24,7 +24,7 @@ def _map_part(part: Partition, fn: Callable[[Tensor], Tensor], memo: dict[Any, A
         maps = {name: fn(t) for name, t in part.maps.items()}
         memo[part] = Partition(part.lengths, fn(part.offsets), part.extent, maps)
         if part.dynamic:
-            memo[part].mark_dynamic()
+            memo[part].mark_dynamic(part.dynamic)
     return memo[part]
 
 
@@ -40,7 +40,7 @@ def _map_axis(axis: Axis, fn: Callable[[Tensor], Tensor], memo: dict[Any, Any]) 
             steps=axis.steps,
         )
         if axis.dynamic:
-            memo[axis].mark_dynamic()
+            memo[axis].mark_dynamic(axis.dynamic)
     return memo[axis]
 
 

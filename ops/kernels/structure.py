@@ -237,6 +237,21 @@ sample_ids = define("sample_ids(Tensor offsets, SymInt total) -> Tensor", _sampl
 positions = define("positions(Tensor offsets, SymInt total) -> Tensor", _positions, _vector_fake)
 
 
+def _ranges(first: Tensor, splits: Tensor, total: int) -> Tensor:
+    xp = _namespace(splits)
+    ends, start = xp.load(splits), xp.load(first)
+    return xp.store(xp.arange(total, ends) + xp.repeat(start - ends[:-1], ends[1:] - ends[:-1], total))
+
+
+def _ranges_fake(first: Tensor, splits: Tensor, total: int) -> Tensor:
+    return splits.new_empty((total,), dtype=torch.int32)
+
+
+#: Runs of consecutive numbers: run ``r`` counts up from ``first[r]`` and fills ``splits[r]`` to
+#: ``splits[r + 1]`` of the result, int32 [total].
+ranges = define("ranges(Tensor first, Tensor splits, SymInt total) -> Tensor", _ranges, _ranges_fake)
+
+
 def _invert(index: Tensor) -> Tensor:
     if index.device.type == "cpu":
         inverse = np.empty(index.shape[0], dtype=np.int32)

@@ -269,6 +269,21 @@ def test_two_fields_of_one_loader_batch() -> None:
     assert graphs() == 1
 
 
+def test_channels_first_elements_of_equal_and_differing_lengths_are_one_graph() -> None:
+    """Case 1: axis 1 of elements (4, L) is ragged for lengths [7, 7], then [7], then [7, 5]."""
+
+    def fn(x: PackedTensor) -> PackedTensor:
+        return (x - x.mean(2, keepdim=True)).relu()
+
+    program = compiled(fn)
+    for lengths in ([7, 7], [7], [7, 5]):
+        x = PackedTensor.from_list([torch.randn(4, n) for n in lengths], "4 n")
+        out = program(ops.mark_dynamic(x))
+        assert out.order == x.order
+        torch.testing.assert_close(out.values, fn(x).values)
+    assert graphs() == 1
+
+
 def test_rectangular_pairs_are_one_graph() -> None:
     def fn(x: PackedTensor, y: PackedTensor) -> PackedTensor:
         return (x[:, :, None] * y[:, None]).sum(2)

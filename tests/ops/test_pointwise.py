@@ -51,8 +51,8 @@ UNARY_CONFIGURED: dict[str, Callable[[Tensor], Tensor]] = {
     "full_like": lambda x: torch.full_like(x, 2.5),
 }
 BINARY = (
-    "add sub mul div true_divide floor_divide pow remainder fmod maximum minimum fmax fmin atan2 hypot copysign "
-    "logaddexp logaddexp2 eq ne lt le gt ge logical_and logical_or logical_xor xlogy float_power"
+    "add sub mul div true_divide floor_divide pow remainder fmod maximum minimum fmax fmin atan2 hypot "
+    "copysign logaddexp logaddexp2 eq ne lt le gt ge logical_and logical_or logical_xor xlogy float_power"
 )
 #: Dense PyTorch has no derivative for these.
 WITHOUT_GRADIENT = {"floor_divide", "floordiv", "mod"}
