@@ -106,7 +106,10 @@ class Partition:
             return build()
         found = self._cache.get(key)
         if found is None:
-            with torch.inference_mode(False), torch.no_grad():
+            if torch.is_inference_mode_enabled():
+                with torch.inference_mode(False):
+                    found = build()
+            else:
                 found = build()
             if self.dynamic and isinstance(found, Partition):
                 found.mark_dynamic(self.dynamic)
@@ -126,6 +129,11 @@ class Partition:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_cache": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.dynamic:  # a loader's worker hands tensors over without what was written on them
+            self.mark_dynamic(self.dynamic)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Partition:
         return self
@@ -335,15 +343,8 @@ class Grid:
         """Offsets into :meth:`order_by` of the cells over each cell of ``self.sub(kept)``."""
         if not kept:
             return self.offsets
-        rest = self.others(kept)
-
-        def build() -> Tensor:
-            totals = _running_totals([self.axes[k] for k in kept], len(kept))
-            return structure.splits(
-                [self.axes[k].offsets for k in kept], [self.axes[k].offsets for k in rest], totals
-            )
-
-        return self.part.map(f"splits {kept}", build)
+        rest = [self.axes[k].offsets for k in self.others(kept)]
+        return self.part.map(f"splits {kept}", lambda: structure.splits(self.sub(kept).sample_ids, rest))
 
     def others(self, kept: tuple[int, ...]) -> tuple[int, ...]:
         """The axes that are not in ``kept``."""
@@ -409,6 +410,8 @@ def map_cells(
 
     See :data:`ops.kernels.structure.grid_map`; an empty ``source`` has one cell a sample.
     """
+    if len(source) == len(target) == 1 and starts[0] >= 0 and strides[0] == 1:
+        return structure.ranges(target[0].offsets[:-1] + starts[0], source[0].offsets, source[0].total)
     return structure.grid_map(
         [axis.offsets for axis in source],
         [axis.offsets for axis in target],

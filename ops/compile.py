@@ -31,8 +31,8 @@ def mark_dynamic(tree: Any, batch: str = BATCH) -> Any:
     sizes = {x.batch_size if is_packed(x) else x.shape[0] for x in leaves}
     if len(sizes) > 1:
         raise ValueError(
-            f"mark_dynamic: batch sizes {sorted(sizes)} in one tree. Mark what belongs to one batch at a time; "
-            "where batches of different size meet in one graph, give each a name: mark_dynamic(x, batch='x')"
+            f"mark_dynamic: batch sizes {sorted(sizes)} in one tree. Mark what belongs to one batch by "
+            "itself; where batches of different size meet in one graph, give each a name: mark_dynamic(x, batch='x')"
         )
     for leaf in leaves:
         if is_packed(leaf):

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .axis import Axis, Grid, Partition
+from .axis import Axis, Grid, Partition, map_cells
+from .kernels import structure
 
 
 def map_grid(grid: Grid, fn: Callable[[Tensor], Tensor], memo: dict[Any, Any]) -> Grid:
@@ -58,3 +59,53 @@ def positions_of(grid: Grid, k: int) -> Tensor:
     if len(grid.axes) == 1:
         return axis.positions
     return grid.part.map(f"positions {k}", lambda: axis.positions.index_select(0, grid.coordinates(k)))
+
+
+def lengths_of(axis: Axis) -> Tensor:
+    """The length of every sample on the device, int32 [B]."""
+    return structure.counts(axis.offsets, axis.batch_size)
+
+
+def replaced(grid: Grid, k: int, axis: Axis) -> Grid:
+    """The grid with another axis in place of axis ``k``."""
+    return grid if axis is grid.axes[k] else Grid([*grid.axes[:k], axis, *grid.axes[k + 1 :]])
+
+
+def cells_at(source: Grid, target: Grid, k: int, positions: Tensor) -> Tensor:
+    """For each cell of ``source`` the cell of ``target`` with other positions along axis ``k``.
+
+    Args:
+        source, target: grids that agree in all axes but axis ``k``.
+        positions: int [source cells, *], positions along axis ``k`` of ``target``.
+
+    Returns:
+        int64 [source cells, *].
+    """
+    places = [-1 if j == k else j for j in range(len(target.axes))]
+    zeros, ones = [0] * len(places), [1] * len(places)
+    first = map_cells(source.axes, target.axes, places, zeros, ones)
+    steps = positions.long()
+    tail = [1] * (positions.dim() - 1)
+    for axis in target.axes[k + 1 :]:
+        steps = steps * lengths_of(axis).index_select(0, source.sample_ids).view(-1, *tail)
+    return first.view(-1, *tail) + steps
+
+
+def envelope_index(grid: Grid, k: int) -> tuple[int, Tensor]:
+    """Rows of the grid without axis ``k``, and where each cell lies in [rows * max_length]."""
+    kept = grid.others((k,))
+    rows = grid.sub(kept).cells if kept else grid.batch_size
+    return rows, grid.map_to(kept).long() * grid.axes[k].max_length + positions_of(grid, k)
+
+
+def to_envelope(values: Tensor, grid: Grid, k: int, fill: Any = 0) -> Tensor:
+    """values [cells, *] -> [rows, max_length of axis k, *], padded behind the valid positions."""
+    rows, index = envelope_index(grid, k)
+    length = grid.axes[k].max_length
+    flat = values.new_full((rows * length, *values.shape[1:]), fill)
+    return flat.index_copy(0, index, values).view(rows, length, *values.shape[1:])
+
+
+def from_envelope(padded: Tensor, grid: Grid, k: int) -> Tensor:
+    """The valid positions of :meth:`to_envelope`."""
+    return padded.flatten(0, 1).index_select(0, envelope_index(grid, k)[1])

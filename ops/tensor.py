@@ -55,6 +55,10 @@ class PackedTensor:
         if not torch.compiler.is_compiling() and self.grid.dynamic:
             mark_rows(self.values)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__post_init__()
+
     __hash__ = object.__hash__
     is_nested = False
     is_sparse = False
@@ -301,6 +305,7 @@ class PackedTensor:
             self.values.requires_grad_(flag)
         elif self.values.requires_grad != flag:
             self.values = self.values.detach().requires_grad_(flag)
+            self.__post_init__()
         return self
 
     @property

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+#: A compiler's cache of its own: keys do not cover how a custom operator is registered, so graphs of
+#: another version of the package, left in the user's cache, would be tested in place of these.
+CACHE = tempfile.TemporaryDirectory(prefix="packed-tests-")
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = CACHE.name
 
 COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 settings.register_profile("fast", max_examples=20, derandomize=True, database=None, **COMMON)

@@ -144,3 +144,131 @@ peak_rows = define(
     setup=_peak_setup,
     backward=_peak_backward,
 )
+
+
+def _reorder_rows(values: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+    return values.index_select(0, index)
+
+
+def _reorder_rows_fake(values: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+    return values.new_empty((index.shape[0], *values.shape[1:]))
+
+
+def _reorder_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[1:])
+
+
+def _reorder_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    index, inverse = ctx.saved_tensors
+    return reorder_rows(grad, inverse, index), None, None
+
+
+#: Rows in another order: values [n, *], a permutation int32 [n] and its inverse, by which the gradient
+#: is read back instead of added up.
+reorder_rows = define(
+    "reorder_rows(Tensor values, Tensor index, Tensor inverse) -> Tensor",
+    _reorder_rows,
+    _reorder_rows_fake,
+    setup=_reorder_setup,
+    backward=_reorder_backward,
+)
+
+
+def _softmax_rows(
+    values: Tensor, index: Tensor, order: Tensor | None, splits: Tensor, rows: int, logarithm: bool
+) -> Tensor:
+    wide = values if values.dtype in _ACCUMULATED_AS_IS else values.float()
+    shifted = wide - _peak_rows(wide, index, order, splits, rows, [], True).index_select(0, index)
+    powers = shifted.exp()
+    total = _sum_rows(powers, index, order, splits, rows)
+    if logarithm:
+        return (shifted - total.log().index_select(0, index)).to(values.dtype)
+    return (powers / total.index_select(0, index)).to(values.dtype)
+
+
+def _softmax_rows_fake(
+    values: Tensor, index: Tensor, order: Tensor | None, splits: Tensor, rows: int, logarithm: bool
+) -> Tensor:
+    return values.new_empty(values.shape)
+
+
+def _softmax_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, index, order, splits, ctx.rows, ctx.logarithm = inputs
+    ctx.save_for_backward(output, index, order, splits)
+
+
+def _softmax_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    output, index, order, splits = ctx.saved_tensors
+    wide = grad if grad.dtype in _ACCUMULATED_AS_IS else grad.float()
+    weights = output.to(wide.dtype).exp() if ctx.logarithm else output.to(wide.dtype)
+    weighed = wide if ctx.logarithm else wide * weights
+    total = expand_rows(sum_rows(weighed, index, order, splits, ctx.rows), index, order, splits)
+    share = wide - weights * total if ctx.logarithm else weights * (wide - total)
+    return share.to(grad.dtype), None, None, None, None, None
+
+
+#: Softmax, or its logarithm, of the cells of each segment: [cells, *] -> [cells, *]; half precision is
+#: computed in float32.
+softmax_rows = define(
+    "softmax_rows(Tensor values, Tensor index, Tensor? order, Tensor splits, SymInt rows, bool logarithm)"
+    " -> Tensor",
+    _softmax_rows,
+    _softmax_rows_fake,
+    setup=_softmax_setup,
+    backward=_softmax_backward,
+)
+
+
+def _argpeak_rows(
+    values: Tensor,
+    index: Tensor,
+    order: Tensor | None,
+    splits: Tensor,
+    positions: Tensor,
+    rows: int,
+    largest: bool,
+) -> Tensor:
+    hit = values == _peak_rows(values, index, order, splits, rows, [], largest).index_select(0, index)
+    if values.is_floating_point():
+        hit |= values.isnan()
+    far = torch.iinfo(torch.int64).max
+    where = positions.long().view(-1, *[1] * (values.dim() - 1)).expand_as(values).masked_fill(~hit, far)
+    return _peak_rows(where, index, order, splits, rows, [], False)
+
+
+def _argpeak_rows_fake(
+    values: Tensor,
+    index: Tensor,
+    order: Tensor | None,
+    splits: Tensor,
+    positions: Tensor,
+    rows: int,
+    largest: bool,
+) -> Tensor:
+    return values.new_empty((rows, *values.shape[1:]), dtype=torch.int64)
+
+
+#: Where the first largest (or smallest) value of each segment is, in terms of ``positions`` [cells]:
+#: [cells, *] -> int64 [rows, *]. The caller makes sure no segment is empty.
+argpeak_rows = define(
+    "argpeak_rows(Tensor values, Tensor index, Tensor? order, Tensor splits, Tensor positions, "
+    "SymInt rows, bool largest) -> Tensor",
+    _argpeak_rows,
+    _argpeak_rows_fake,
+)
+
+
+def _sort_rows(values: Tensor, index: Tensor, descending: bool) -> Tensor:
+    by_value = values.sort(dim=0, stable=True, descending=descending).indices
+    segments = index.index_select(0, by_value.flatten()).view_as(by_value)
+    return by_value.gather(0, segments.sort(dim=0, stable=True).indices)
+
+
+def _sort_rows_fake(values: Tensor, index: Tensor, descending: bool) -> Tensor:
+    return values.new_empty(values.shape, dtype=torch.int64)
+
+
+#: The cells of each segment by value, stable, segment after segment: [cells, *] -> int64 [cells, *].
+sort_rows = define(
+    "sort_rows(Tensor values, Tensor index, bool descending) -> Tensor", _sort_rows, _sort_rows_fake
+)

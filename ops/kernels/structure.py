@@ -266,29 +266,27 @@ def _invert(index: Tensor) -> Tensor:
 invert = define("invert(Tensor index) -> Tensor", _invert, torch.empty_like)
 
 
-def _splits(kept: Sequence[Tensor], reduced: Sequence[Tensor], totals: Sequence[int]) -> Tensor:
-    xp = _namespace(kept[0])
-    batch = xp.arange(totals[0], kept[0])
-    sample, _ = _coordinates(xp, [xp.load(t) for t in kept], batch, totals)
-    counts = batch * 0 + 1
+def _splits(samples: Tensor, reduced: Sequence[Tensor]) -> Tensor:
+    cells: Any = 1
     for offsets in reduced:
-        loaded = xp.load(offsets)
-        counts = counts * (loaded[1:] - loaded[:-1])
-    rows = counts[sample]
-    starts = xp.starts(rows)
-    if xp is _Numpy:
-        last = np.array([int(rows.sum())], dtype=np.int32)
-        return torch.from_numpy(np.concatenate([starts, last]))
-    return torch.cat([starts, rows.sum(dtype=torch.int32)[None]])
+        loaded = _namespace(samples).load(offsets)
+        cells = cells * (loaded[1:] - loaded[:-1])
+    if samples.device.type == "cpu":
+        out = np.zeros(samples.shape[0] + 1, dtype=np.int32)
+        np.cumsum(cells[samples.numpy()] if reduced else np.ones_like(samples.numpy()), out=out[1:])
+        return torch.from_numpy(out)
+    rows = cells[samples] if reduced else torch.ones_like(samples)
+    return torch.nn.functional.pad(rows.cumsum(0, dtype=torch.int32), (1, 0))
 
 
-def _splits_fake(kept: Any, reduced: Any, totals: Any) -> Tensor:
-    return kept[0].new_empty((totals[-1] + 1,), dtype=torch.int32)
+def _splits_fake(samples: Tensor, reduced: Any) -> Tensor:
+    return samples.new_empty((samples.shape[0] + 1,), dtype=torch.int32)
 
 
-#: Offsets int32 [rows + 1] of the cells that belong to each row of the grid over ``kept``, when
-#: a grid's cells are ordered by ``kept`` first and ``reduced`` after.
-splits = define("splits(Tensor[] kept, Tensor[] reduced, SymInt[] totals) -> Tensor", _splits, _splits_fake)
+#: Offsets int32 [rows + 1] of the cells that belong to each row of a grid, when a larger grid's cells are
+#: ordered by those rows first: ``samples`` [rows] names each row's sample, ``reduced`` holds the offsets
+#: of the larger grid's other axes.
+splits = define("splits(Tensor samples, Tensor[] reduced) -> Tensor", _splits, _splits_fake)
 
 
 def _counts(offsets: Tensor, rows: int) -> Tensor:
@@ -334,3 +332,55 @@ check_longer = define(
 )
 mark_effectful("check_same")
 mark_effectful("check_longer")
+
+
+def _check_inside(index: Tensor, lengths: Tensor, sample_ids: Tensor, what: str) -> None:
+    limits = lengths.index_select(0, sample_ids).view(-1, *[1] * (index.dim() - 1))
+    outside = (index < 0) | (index >= limits)
+    if index.device.type != "cpu":
+        torch._assert_async(~outside.any())
+    elif outside.any():
+        first = outside.nonzero()[0]
+        sample = int(sample_ids[first[0]])
+        raise IndexError(
+            f"{what}: position {int(index[tuple(first)])} in sample {sample}, which has "
+            f"{int(lengths[sample])} positions"
+        )
+
+
+#: Raise where ``index`` [rows, *] is not a position of the row's sample; ``lengths`` [B] on the device.
+check_inside = define(
+    "check_inside(Tensor index, Tensor lengths, Tensor sample_ids, str what) -> ()",
+    _check_inside,
+    lambda index, lengths, sample_ids, what: None,
+)
+mark_effectful("check_inside")
+
+
+def _select_mask(mask: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    index = mask.nonzero().squeeze(1)
+    bounds = torch.searchsorted(index, offsets.long()).to(torch.int32)
+    lengths = (bounds[1:] - bounds[:-1]).long().cpu()
+    return lengths, bounds, extent(index.shape[0]), extent(int(lengths.numpy().max(initial=0))), index
+
+
+def _select_mask_fake(mask: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
+    context = torch.library.get_ctx()
+    total, longest = context.new_dynamic_size(), context.new_dynamic_size()
+    return (
+        torch.empty((offsets.shape[0] - 1,), dtype=torch.int64, device="cpu"),
+        torch.empty_like(offsets),
+        torch.empty((total, 0), device="cpu"),
+        torch.empty((longest, 0), device="cpu"),
+        mask.new_empty((total,), dtype=torch.int64),
+    )
+
+
+#: The entries that ``mask`` [n] chooses from samples that begin at ``offsets`` [B + 1] -> (lengths [B],
+#: offsets, extent, peak of the axis of chosen entries, index of the chosen int64 [total]). Reads the
+#: mask on the host, for the lengths.
+select_mask = define(
+    "select_mask(Tensor mask, Tensor offsets) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _select_mask,
+    _select_mask_fake,
+)
