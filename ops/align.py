@@ -20,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from .axis import Axis, Grid, require_same
 from .kernels import segment
-from .layout import positions_of
+from .layout import positions_of, replaced
 from .tensor import ROWS, PackedTensor, is_packed
 
 
@@ -219,3 +219,38 @@ def _read(flat: Tensor, entries: list[int], sizes: list[int], layout: Layout) ->
         index = coordinate if index is None else index.long() * size + coordinate
     assert index is not None
     return flat.index_select(0, index)
+
+
+def over_cells(values: Tensor, x: Any, layout: Layout) -> Tensor:
+    """The payload of a dense operand that does not vary along the rows, repeated over them."""
+    return values if is_packed(x) else values.expand(layout.grid.cells, *values.shape[1:])
+
+
+def as_positions(what: str, x: Any, base: PackedTensor, place: int) -> tuple[Tensor, Grid]:
+    """The payload of ``x`` in the layout of ``base``, whose dim ``place`` is ragged, and its grid.
+
+    ``x`` may have another axis there. A static dim there is an axis of one length; a dense operand
+    (B, s, ...) has ``s`` positions in every sample.
+    """
+    k = base.order[place] - 1
+    if not is_packed(x):
+        grid = replaced(base.grid, k, base.grid.axes[k].derive(x.shape[place], cap=0))
+        layout = Layout(grid, base.order)
+        return over_cells(dense_payload(what, x, layout), x, layout), grid
+    if x.order[place] > len(x.grid.axes):
+        x = _static_as_axis(x, place)
+    if len(x.grid.axes) != len(base.grid.axes):
+        raise ValueError(
+            f"{what}: one tensor has the ragged axes {[a.label for a in base.grid.axes]}, another "
+            f"{[a.label for a in x.grid.axes]}"
+        )
+    layout = Layout(replaced(base.grid, k, x.grid.axes[x.order[place] - 1]), base.order)
+    return packed_payload(what, x, layout), layout.grid
+
+
+def _static_as_axis(x: PackedTensor, place: int) -> PackedTensor:
+    k, c = len(x.grid.axes), x.order[place]
+    axis = x.grid.axes[0].derive(x.values.shape[c - k], cap=0)
+    values = x.values.movedim(c - k, 1).flatten(0, 1)
+    order = tuple(k + 1 if e == c else e + 1 if k < e < c else e for e in x.order)
+    return PackedTensor(values, Grid([*x.grid.axes, axis]), order)

@@ -128,12 +128,26 @@ class Partition:
             mark_unbacked(tensor, 0)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cache": {}}
+        """Lengths as numbers: a tensor costs a loader's consumer over 100 us, computing these again 10."""
+        rebuilt = ("lengths", "offsets", "extent", "peak", "_cache")
+        state = {name: value for name, value in self.__dict__.items() if name not in rebuilt}
+        state["lengths"] = self.lengths.tolist()
+        if self.offsets.device.type != "cpu":
+            state["offsets"] = self.offsets
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        host = np.array(state.pop("lengths"), dtype=np.int64)
+        self.lengths, offsets, self.extent = structure.partition(host, torch.device("cpu"))
+        self.offsets = state.pop("offsets", offsets)
+        self._cache = {}
         self.__dict__.update(state)
-        if self.dynamic:  # a loader's worker hands tensors over without what was written on them
+        self._finish(host)
+        if self.dynamic:  # marks are lost on the way
             self.mark_dynamic(self.dynamic)
+
+    def _finish(self, host: np.ndarray) -> None:
+        """Set what a subclass derives from host lengths."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Partition:
         return self
@@ -179,6 +193,9 @@ class Axis(Partition):
         self.name = name
         self.token = Token() if token is None else token
         self.steps = steps
+
+    def _finish(self, host: np.ndarray) -> None:
+        self.peak = structure.extent(int(host.max(initial=0)))
 
     def mark_dynamic(self, batch: str = BATCH) -> None:
         """See :meth:`Partition.mark_dynamic`; the maximum is dynamic with a value a graph may look at."""
@@ -251,6 +268,63 @@ class Axis(Partition):
             return Axis(host, name=self.name, device=self.offsets.device, token=token)
 
         return self.cached(("select", chosen), build)
+
+    @property
+    def constant(self) -> int | None:
+        """The length of all samples, where it follows from how the axis was derived."""
+        if not self.steps or self.steps[-1][0] != 0:
+            return None
+        _, shift, stride = self.steps[-1]
+        return max(shift // stride, 0)
+
+    def join(self, others: Sequence[Axis]) -> Axis:
+        """The axis of summed lengths: each sample's rows of this axis, then of each of the others."""
+        known = [axis.constant for axis in (self, *others)]
+        rest = [axis for axis, size in zip((self, *others), known) if size is None]
+        size = sum(n for n in known if n is not None)
+        if not rest:
+            return self.derive(size, cap=0)
+        if len(rest) == 1:
+            return rest[0].derive(size)
+        if all(same_axis(rest[0], axis) for axis in rest):
+            return rest[0].repeat(len(rest)).derive(size)
+        return rest[0]._summed(rest[1:]).derive(size)
+
+    def _summed(self, others: Sequence[Axis]) -> Axis:
+        axes = (self, *others)
+        parents = tuple((axis.token, axis.steps) for axis in axes)
+
+        def build() -> Axis:
+            lengths, offsets = self.lengths, self.offsets
+            for axis in others:
+                lengths, offsets = lengths + axis.lengths, offsets + axis.offsets
+            total = structure.extent(sum(axis.total for axis in axes))
+            longest = structure.longest(lengths)
+            return Axis(
+                lengths, offsets, name=self.name, sizes=(total, longest), token=Token("sum", parents)
+            )
+
+        return self.cached(("sum", parents[1:]), build)
+
+    def append(self, others: Sequence[Axis]) -> Axis:
+        """The axis of several batches one after the other."""
+        axes = (self, *others)
+        parents = tuple((axis.token, axis.steps) for axis in axes)
+
+        def build() -> Axis:
+            ends, total, peak = [self.offsets], self.total, self.max_length
+            for axis in others:
+                ends.append(axis.offsets[1:] + total)
+                total, peak = total + axis.total, torch.sym_max(peak, axis.max_length)
+            return Axis(
+                torch.cat([axis.lengths for axis in axes]),
+                torch.cat(ends),
+                name=self.name,
+                sizes=(structure.extent(total), structure.extent(peak)),
+                token=Token("batches", parents),
+            )
+
+        return self.cached(("batches", parents[1:]), build)
 
     def __repr__(self) -> str:
         return f"Axis({self.label}: {_brief(self.lengths.tolist())})"

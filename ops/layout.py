@@ -82,8 +82,10 @@ def cells_at(source: Grid, target: Grid, k: int, positions: Tensor) -> Tensor:
         int64 [source cells, *].
     """
     places = [-1 if j == k else j for j in range(len(target.axes))]
-    zeros, ones = [0] * len(places), [1] * len(places)
-    first = map_cells(source.axes, target.axes, places, zeros, ones)
+    if places == [-1]:
+        first = target.offsets.index_select(0, source.sample_ids)
+    else:
+        first = map_cells(source.axes, target.axes, places, [0] * len(places), [1] * len(places))
     steps = positions.long()
     tail = [1] * (positions.dim() - 1)
     for axis in target.axes[k + 1 :]:

@@ -55,10 +55,6 @@ class PackedTensor:
         if not torch.compiler.is_compiling() and self.grid.dynamic:
             mark_rows(self.values)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.__post_init__()
-
     __hash__ = object.__hash__
     is_nested = False
     is_sparse = False
@@ -254,6 +250,10 @@ class PackedTensor:
     def __getitem__(self, key: Any) -> Any:
         """Samples, positions, slices and new dims; see :mod:`ops.rules.indexing`."""
         return dispatch.PYTHON["__getitem__"](Tensor.__getitem__, (self, key), {})
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """In place on the payload; see :func:`ops.rules.indexing.setitem`."""
+        dispatch.PYTHON["__setitem__"](Tensor.__setitem__, (self, key, value), {})
 
     def __len__(self) -> int:
         return self._extent(self.order[0])
@@ -451,6 +451,12 @@ class PackedTensor:
         return torch.nested.nested_tensor_from_jagged(values, offsets=self.offsets.long(), jagged_dim=place)
 
     # -------------------------------------------------------------- printing, copying
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.grid.offsets.device != self.values.device:  # loaded to another device than saved from
+            self.grid = map_grid(self.grid, lambda t: t.to(self.values.device), {})
+        self.__post_init__()
 
     def __repr__(self) -> str:
         shape = ", ".join(self._describe(c) for c in self.order)

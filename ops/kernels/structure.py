@@ -96,6 +96,18 @@ product = define(
 )
 
 
+def _longest(lengths: Tensor) -> Tensor:
+    return extent(int(lengths.numpy().max(initial=0)))
+
+
+def _longest_fake(lengths: Tensor) -> Tensor:
+    return torch.empty((torch.library.get_ctx().new_dynamic_size(), 0), device="cpu")
+
+
+#: The size-carrying tensor of the largest of host lengths.
+longest = define("longest(Tensor lengths) -> Tensor", _longest, _longest_fake)
+
+
 # ------------------------------------------------------------------ maps: one integer a cell
 
 

@@ -14,6 +14,7 @@ from ..axis import require_same
 from ..kernels.attention import attention as attention_kernel
 from ..tensor import PackedTensor, is_packed
 
+AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps")
 NO_SEED = torch.zeros((), dtype=torch.int64)
 
 
@@ -37,7 +38,7 @@ def attend(
         [Tq, H, Dv].
     """
     device = query.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if device in AUTOCAST_DEVICES and torch.is_autocast_enabled(device):
         query, key, value = (t.to(torch.get_autocast_dtype(device)) for t in (query, key, value))
     if scale is None:
         scale = 1.0 / math.sqrt(query.shape[-1])

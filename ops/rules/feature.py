@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from .. import dispatch
+from ..segments import Segments
 from ..tensor import ROWS, PackedTensor, like
 
 
@@ -26,6 +27,12 @@ def static_dim(x: PackedTensor, dim: int, what: str) -> int:
     raise ValueError(
         f"{what} needs a static dim; dim {dim} of a packed tensor of {len(x.order)} dims is {name}"
     )
+
+
+def segments_along(x: PackedTensor, dim: int) -> Segments | None:
+    """The segments along a ragged dim; None for any other dim."""
+    c, k = x.order[x.dim_index(dim)], len(x.grid.axes)
+    return Segments(x.grid, x.grid.others((c - 1,))) if 1 <= c <= k else None
 
 
 def trailing(x: PackedTensor, count: int, func: Any) -> PackedTensor:
@@ -130,8 +137,6 @@ def _numel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 dispatch.register("feature", last_dim, "linear")
 dispatch.register("feature", layer_norm, "layer_norm")
 dispatch.register("feature", normalized_shape, "rms_norm")
-dispatch.register("feature", along_dim(1, None), "softmax log_softmax")
-dispatch.register("feature", along_dim(2, 1), "normalize")
 dispatch.register("feature", along_dim(1, -1), "glu")
 dispatch.register("feature", prelu, "prelu")
 dispatch.register_function("feature", append_dim, "embedding", F.embedding)

@@ -146,7 +146,8 @@ class _Plan:
         axes, size = self.x.grid.axes, self.target[j]
         named = self.target[j + 1 : j + 1 + self.k]
         whole = _is_rest(size) or _equal(size, self.x.grid.batch_size)
-        if whole and len(named) == self.k and all(self.names(s, a) for s, a in zip(named, axes)):
+        rest = [self.k == 1 and _is_rest(s) and not _is_rest(size) for s in named]
+        if whole and len(named) == self.k and all(r or self.names(s, a) for r, s, a in zip(rest, named, axes)):
             self.result += ["batch", *axes]
             return i + 1, j + 1 + self.k
         if _is_rest(size) or _equal(size, self.x.grid.cells):

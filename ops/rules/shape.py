@@ -139,7 +139,7 @@ def expand(x: PackedTensor, *sizes: Any) -> PackedTensor:
     return PackedTensor(x.values.expand(target), x.grid, x.order)
 
 
-def _on_tensor(rule: Any) -> Handler:
+def on_tensor(rule: Any) -> Handler:
     """A handler from a function of (x, *args, **kwargs)."""
 
     def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -173,5 +173,5 @@ for _rule, _names in {
     view_as: "view_as reshape_as",
     expand: "expand",
 }.items():
-    dispatch.register("shape", _on_tensor(_rule), _names)
+    dispatch.register("shape", on_tensor(_rule), _names)
 PackedTensor.mT = property(matrix_transpose)  # type: ignore[attr-defined]

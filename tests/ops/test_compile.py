@@ -213,7 +213,8 @@ PROGRAMS: dict[str, Callable[[PackedTensor], Any]] = {
     "scalar_first": lambda x: (1 - x) * (2 / (x.abs() + 1)) + 2**x,
     "dense_first": lambda x: torch.ones(4) - x + torch.ones(4) / (x.abs() + 1) + torch.ones(4) ** x,
     "reduced_first": lambda x: x.mean(1, keepdim=True) - x,
-    "compared": lambda x: torch.where((x > 0) & ~(x > 1) | (x == 0), x, -x),
+    "compared": lambda x: torch.where((x > 0) & torch.logical_not(x > 1) | (x == 0), x, -x),
+    "inverted": lambda x: torch.where(~(x > 0), x, -x),
     "last_position": lambda x: (x[:, :, None] + x[:, None])[:, :, :1].sum(2),
     "whole": lambda x: x.mean() + x.amax((0, 1)) + x.sum(),
     "rows_with_linear": lambda x: F.linear(x.view(-1, 4), torch.ones(3, 4)).view(*x.shape[:2], 3),
@@ -222,7 +223,12 @@ PROGRAMS: dict[str, Callable[[PackedTensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(PROGRAMS))
+#: Dynamo before 2.14 traces ``~`` of no object of a user's class.
+TRACES_INVERT = torch.__version__ >= torch.torch_version.TorchVersion("2.14")
+TRACED = [name for name in PROGRAMS if name != "inverted" or TRACES_INVERT]
+
+
+@pytest.mark.parametrize("name", TRACED)
 def test_every_rule_compiles_to_one_graph(name: str) -> None:
     class Program(nn.Module):
         inputs, dtype = "n 4", torch.float32

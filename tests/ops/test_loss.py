@@ -286,14 +286,20 @@ def test_a_reduction_given_by_position_or_in_the_old_way_is_respected() -> None:
         assert_matches(F.mse_loss(a, b, reduce=False), [(s - t) ** 2 for s, t in zip(x.samples, y.samples)])
 
 
-@pytest.mark.parametrize("lengths", [[5, 5], [5], [3, 5]], ids=str)
+@pytest.mark.parametrize("lengths", [[5, 5], [5], [3, 5], [3, 0, 5]], ids=str)
 @pytest.mark.parametrize("probabilities", [False, True], ids=["classes", "probabilities"])
-def test_classes_stand_in_dim_one_or_are_refused(lengths: list[int], probabilities: bool) -> None:
-    """(B, n, V) holds n classes for dense tensors, also where n happens to be V."""
+@REDUCTION
+def test_classes_stand_last_where_dim_one_is_ragged(
+    lengths: list[int], probabilities: bool, reduction: str
+) -> None:
+    """(B, n, V) holds V classes at each position, as the sample (n, V) does by itself; also where n is V."""
     x = logits_of(lengths)
-    t = Ragged([s.softmax(-1) for s in x.samples], x.pattern) if probabilities else targets_of(lengths)
-    try:
-        F.cross_entropy(*pack(x, t), reduction="none")
-    except (NotImplementedError, TypeError, ValueError, RuntimeError):
-        return
-    check(lambda x, t: F.cross_entropy(x, t, reduction="none"), x, t)
+    soft = Ragged([s.softmax(-1) for s in make(lengths, x.pattern, seed=1).samples], x.pattern)
+    t = soft if probabilities else targets_of(lengths)
+
+    def reference(x: Ragged, t: Ragged) -> Any:
+        if reduction == "none":
+            return [F.cross_entropy(s, u, reduction="none") for s, u in zip(x.samples, t.samples)]
+        return F.cross_entropy(rows(x), rows(t), reduction=reduction)
+
+    check(lambda x, t: F.cross_entropy(x, t, reduction=reduction), x, t, reference=reference)

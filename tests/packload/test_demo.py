@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from examples.benchmarks.reviews import ExplicitClassifier, explicit_inputs
+from ops import mark_dynamic
+from packload.batch import Batch
 from packload.collate import collate
 from packload.demo import data
 from packload.demo.memory import peak_bytes
@@ -184,3 +186,35 @@ def test_the_table_and_the_picture_are_made(tmp_path: Path) -> None:
     assert table(_result()).row_count == 6
     save_picture(_result(), tmp_path / "demo.png")
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+# --- compiled
+
+
+def test_the_model_and_its_loss_are_one_graph_over_any_batches() -> None:
+    """Batches of one, of equal lengths, with an empty review, the same twice, and one warm from eager."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model = _model()
+
+    def loss(batch: Batch) -> torch.Tensor:
+        scores = model(batch["tokens"])
+        return F.cross_entropy(scores.nan_to_num(), batch["label"])
+
+    def step(fn, batch: Batch) -> list[torch.Tensor]:
+        model.zero_grad()
+        value = fn(batch)
+        value.backward()
+        return [value.detach(), *(p.grad.clone() for p in model.parameters())]
+
+    compiled = torch.compile(loss, fullgraph=True)
+    batches = [(7, 2, 12), (4, 4), (6,), (3, 0, 5), (7, 2, 1, 4), (2, 2, 2), (2, 6), (5, 9, 3, 3, 8)]
+    first = mark_dynamic(_batch(batches[0]))
+    for batch in (first, *(mark_dynamic(_batch(lengths)) for lengths in batches[1:]), first):
+        torch.testing.assert_close(
+            step(compiled, batch), step(loss, batch), rtol=1e-4, atol=1e-5, equal_nan=True
+        )  # the mean over an empty review is nan
+    warm = mark_dynamic(_batch((5, 8, 8)))
+    expected = step(loss, warm)
+    torch.testing.assert_close(step(compiled, warm), expected, rtol=1e-4, atol=1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
