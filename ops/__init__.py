@@ -7,7 +7,8 @@ torch.Size([2, 8])
 
 from . import compat, dispatch, pattern, rules
 from .axis import Axis, Extent, Grid
-from .compile import mark_dynamic
+from .compile import deliver, mark_dynamic
+from .dispatch import FallbackWarning, coverage, strict
 from .pattern import Pattern, parse
 from .tensor import PackedTensor, is_packed, map_tensors
 
@@ -19,14 +20,18 @@ __packload_ops__ = True
 __all__ = [
     "Axis",
     "Extent",
+    "FallbackWarning",
     "Grid",
     "PackedTensor",
     "Pattern",
     "compat",
+    "coverage",
+    "deliver",
     "is_packed",
     "map_tensors",
     "mark_dynamic",
     "parse",
     "pattern",
     "rules",
+    "strict",
 ]

@@ -50,13 +50,18 @@ class Token:
         self.parents = parents
 
 
+Factors = tuple[tuple[Token, tuple[Step, ...]], ...]
+
+
 def _same_token(a: Token, b: Token) -> bool:
     if a is b:
         return True
-    if a.kind == "root" or a.kind != b.kind or len(a.parents) != len(b.parents):
-        return False
-    return all(
-        p_steps == q_steps and _same_token(p, q) for (p, p_steps), (q, q_steps) in zip(a.parents, b.parents)
+    return a.kind != "root" and a.kind == b.kind and _same_factors(a.parents, b.parents)
+
+
+def _same_factors(a: Factors, b: Factors) -> bool:
+    return len(a) == len(b) and all(
+        p_steps == q_steps and _same_token(p, q) for (p, p_steps), (q, q_steps) in zip(a, b)
     )
 
 
@@ -68,6 +73,7 @@ class Partition:
         offsets: int32 [B + 1] on the device; what kernels call ``cu_seqlens``.
         extent: a tensor [total, 0] of no bytes that carries the total.
         maps: index tensors that were delivered with the batch, by name; fixed.
+        parts, products: structures derived from this one that were delivered with it; fixed.
     """
 
     def __init__(
@@ -76,7 +82,9 @@ class Partition:
         self.lengths = lengths
         self.offsets = offsets
         self.extent = extent
-        self.maps = maps or {}
+        self.maps = dict(maps or {})
+        self.parts: dict[Any, Partition] = {}
+        self.products: list[tuple[Factors, Partition]] = []
         self.dynamic: str | None = None
         self._cache: dict[Any, Any] = {}
 
@@ -98,7 +106,11 @@ class Partition:
     def map(self, name: str, build: Callable[[], Tensor]) -> Tensor:
         """A map that the loader delivered, else one built here, and in eager kept."""
         delivered = self.maps.get(name)
-        return delivered if delivered is not None else self.cached(name, build)
+        if delivered is None:
+            return self.cached(name, build)
+        if torch.compiler.is_compiling() and not name.startswith("splits"):
+            torch._check(delivered.shape[0] == self.total)
+        return delivered
 
     def cached(self, key: Any, build: Callable[[], Any]) -> Any:
         """``build()``, kept under ``key`` in eager; never kept in a graph, nor with fake tensors."""
@@ -117,6 +129,29 @@ class Partition:
                 self._cache[key] = found
         return found
 
+    def part(self, key: Any, build: Callable[[], Any]) -> Any:
+        """A derived structure that was delivered, else one built here, and in eager kept."""
+        delivered = self.parts.get(key)
+        return delivered if delivered is not None else self.cached(key, build)
+
+    def deliver(self) -> None:
+        """Make all that was built from here so far a part of the structure: fixed, and read in graphs."""
+        for key, found in self._cache.items():
+            if isinstance(key, str) and isinstance(found, Tensor):
+                self.maps[key] = found
+            elif key == "merged" or key[0] in ("derive", "repeat"):
+                self.parts[key] = found
+            elif key[0] == "product":
+                self.products.append((key[1], found))
+        self._cache = {}
+        for part in self._delivered():
+            part.deliver()
+        if self.dynamic:
+            self.mark_dynamic(self.dynamic)
+
+    def _delivered(self) -> list[Partition]:
+        return [*self.parts.values(), *(part for _, part in self.products)]
+
     def mark_dynamic(self, batch: str = BATCH) -> None:
         """Mark the sizes that vary from batch to batch, here and in all that is derived from here.
 
@@ -126,6 +161,8 @@ class Partition:
         mark_unbacked(self.lengths, 0, shape_id=batch)
         for tensor in (self.offsets, self.extent, *self.maps.values()):
             mark_unbacked(tensor, 0)
+        for part in self._delivered():
+            part.mark_dynamic(batch)
 
     def __getstate__(self) -> dict[str, Any]:
         """Lengths as numbers: a tensor costs a loader's consumer over 100 us, computing these again 10."""
@@ -226,7 +263,7 @@ class Axis(Partition):
         if (cap, shift, stride) == (structure.NO_CAP, 0, 1):
             return self
         step = (cap, shift, stride)
-        return self.cached(("derive", step), lambda: self._derived(step))
+        return self.part(("derive", step), lambda: self._derived(step))
 
     def _derived(self, step: Step) -> Axis:
         cap, shift, stride = step
@@ -256,7 +293,7 @@ class Axis(Partition):
                 token=token,
             )
 
-        return self.cached(("repeat", times), build)
+        return self.part(("repeat", times), build)
 
     def select(self, samples: Sequence[int]) -> Axis:
         """The axis of a sub-batch: the lengths of the given samples, in the given order."""
@@ -300,9 +337,7 @@ class Axis(Partition):
                 lengths, offsets = lengths + axis.lengths, offsets + axis.offsets
             total = structure.extent(sum(axis.total for axis in axes))
             longest = structure.longest(lengths)
-            return Axis(
-                lengths, offsets, name=self.name, sizes=(total, longest), token=Token("sum", parents)
-            )
+            return Axis(lengths, offsets, name=self.name, sizes=(total, longest), token=Token("sum", parents))
 
         return self.cached(("sum", parents[1:]), build)
 
@@ -312,7 +347,8 @@ class Axis(Partition):
         parents = tuple((axis.token, axis.steps) for axis in axes)
 
         def build() -> Axis:
-            ends, total, peak = [self.offsets], self.total, self.max_length
+            ends, total = [self.offsets], self.total
+            peak: Any = self.max_length
             for axis in others:
                 ends.append(axis.offsets[1:] + total)
                 total, peak = total + axis.total, torch.sym_max(peak, axis.max_length)
@@ -511,9 +547,12 @@ def _product(axes: tuple[Axis, ...]) -> Partition:
     for axis in others:
         if axis is not first and not torch.compiler.is_compiling():
             _require_batch(first, axis)
-    key = ("product", tuple((axis.token, axis.steps) for axis in others))
+    factors = tuple((axis.token, axis.steps) for axis in others)
+    for delivered, part in first.products:
+        if _same_factors(delivered, factors):
+            return part
     return first.cached(
-        key,
+        ("product", factors),
         lambda: Partition(*structure.product(first.lengths, first.offsets, [a.lengths for a in others])),
     )
 

@@ -42,6 +42,24 @@ def mark_dynamic(tree: Any, batch: str = BATCH) -> Any:
     return tree
 
 
+def deliver(tree: Any) -> Any:
+    """Make what has been computed from a batch's structure so far a part of the batch.
+
+    A graph builds coordinate maps and derived structures each time it runs, since it cannot see what eager
+    code has kept; what was delivered it reads. A loader's worker asks a batch for what the model will need
+    (running the model's code on it once does too), and calls this. Every batch has to bring the same:
+    another set is another graph.
+
+    Returns:
+        ``tree`` itself.
+    """
+    for leaf in pytree.tree_leaves(tree, is_leaf=is_packed):
+        if is_packed(leaf):
+            for part in (*leaf.grid.axes, leaf.grid.part):
+                part.deliver()
+    return tree
+
+
 def _has_dims(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.dim() > 0
 

@@ -8,10 +8,11 @@ on. Nothing is ever applied to the raw payload by accident: a function without a
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,11 +24,32 @@ NAMESPACES: tuple[ModuleType | type, ...] = (torch, F, torch.Tensor, torch.speci
 
 @dataclass(frozen=True)
 class Row:
-    """One operator: ``name``, its ``kind`` and the ``handler`` of that kind."""
+    """One operator.
+
+    Attributes:
+        handler: the handler of its ``kind``.
+        mode: ``"packed"``, or ``"fallback"``: one sample at a time.
+        compiles: whether it works inside a graph.
+    """
 
     name: str
     kind: str
     handler: Handler
+    mode: str = "packed"
+    compiles: bool = True
+
+
+class Covered(NamedTuple):
+    """A row of :func:`coverage`."""
+
+    operator: str
+    kind: str
+    mode: str
+    compiles: bool
+
+
+class FallbackWarning(UserWarning):
+    """An operator runs one sample at a time."""
 
 
 #: Every function that PyTorch may hand us -> the handler of its kind.
@@ -47,7 +69,13 @@ def spellings(name: str) -> Iterator[Any]:
             yield function
 
 
-def register(kind: str, handler: Handler, names: Iterable[str] | str) -> None:
+def register(
+    kind: str,
+    handler: Handler,
+    names: Iterable[str] | str,
+    mode: str = "packed",
+    compiles: bool = True,
+) -> None:
     """File rows of one kind.
 
     Raises:
@@ -59,7 +87,7 @@ def register(kind: str, handler: Handler, names: Iterable[str] | str) -> None:
             raise ValueError(f"PyTorch has no operator '{name}'")
         if name in ROWS:
             raise ValueError(f"operator '{name}' has a row already, of kind '{ROWS[name].kind}'")
-        ROWS[name] = Row(name, kind, handler)
+        ROWS[name] = Row(name, kind, handler, mode, compiles)
         for function in functions:
             TABLE[function] = handler
 
@@ -69,6 +97,56 @@ def register_function(kind: str, handler: Handler, name: str, *functions: Any) -
     ROWS.setdefault(name, Row(name, kind, handler))
     for function in functions:
         TABLE[function] = handler
+
+
+def register_fallback(handler: Handler, names: str) -> None:
+    """File rows of operators that work on each sample by itself and have no packed form.
+
+    They run in eager only, with one :class:`FallbackWarning` an operator; under :class:`strict` they raise.
+    """
+
+    def warned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = name_of(func)
+        refuse_out(name, kwargs)
+        if torch.compiler.is_compiling() or strict.enabled:
+            raise NotImplementedError(
+                f"'{name}' has no packed form: it runs one sample at a time, which a graph and ops.strict() "
+                "do not allow; apply it to each of x.to_list()"
+            )
+        if name not in _WARNED:
+            _WARNED.add(name)
+            warnings.warn(f"'{name}' runs one sample at a time", FallbackWarning, stacklevel=3)
+        return handler(func, args, kwargs)
+
+    register("fallback", warned, names, "fallback", compiles=False)
+
+
+_WARNED: set[str] = set()
+
+
+class strict:
+    """Make operators that run one sample at a time raise: for good, or inside a ``with`` block.
+
+    >>> with ops.strict():
+    ...     model(batch)
+    """
+
+    enabled = False
+
+    def __init__(self, enabled: bool = True) -> None:
+        self.before = strict.enabled
+        strict.enabled = enabled
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: Any) -> None:
+        strict.enabled = self.before
+
+
+def coverage() -> list[Covered]:
+    """Every operator by name, without module paths and overloads; in-place forms end in ``_``."""
+    return sorted(Covered(row.name, row.kind, row.mode, row.compiles) for row in ROWS.values())
 
 
 #: Python's operators: method name -> (function applied to payloads, operands swapped).
@@ -117,8 +195,13 @@ def name_of(function: Any) -> str:
 def install_methods(cls: type) -> None:
     """Give ``cls`` every registered operator that ``torch.Tensor`` has as a method."""
     for row in ROWS.values():
-        if hasattr(torch.Tensor, row.name) and row.name not in cls.__dict__:
-            setattr(cls, row.name, _method(row.name, getattr(torch.Tensor, row.name), row.handler))
+        function = getattr(torch.Tensor, row.name, None)
+        if function is None or row.name in cls.__dict__:
+            continue
+        if callable(function):
+            setattr(cls, row.name, _method(row.name, function, row.handler))
+        else:
+            setattr(cls, row.name, property(_method(row.name, getattr(torch, row.name), row.handler)))
 
 
 def _method(name: str, function: Any, handler: Handler) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .axis import Axis, Grid, Partition, map_cells
@@ -24,8 +25,7 @@ def _map_part(part: Partition, fn: Callable[[Tensor], Tensor], memo: dict[Any, A
     if part not in memo:
         maps = {name: fn(t) for name, t in part.maps.items()}
         memo[part] = Partition(part.lengths, fn(part.offsets), part.extent, maps)
-        if part.dynamic:
-            memo[part].mark_dynamic(part.dynamic)
+        _map_derived(part, fn, memo)
     return memo[part]
 
 
@@ -40,9 +40,21 @@ def _map_axis(axis: Axis, fn: Callable[[Tensor], Tensor], memo: dict[Any, Any]) 
             token=axis.token,
             steps=axis.steps,
         )
-        if axis.dynamic:
-            memo[axis].mark_dynamic(axis.dynamic)
+        _map_derived(axis, fn, memo)
     return memo[axis]
+
+
+def _map_derived(part: Partition, fn: Callable[[Tensor], Tensor], memo: dict[Any, Any]) -> None:
+    """What was delivered with ``part``, and its marks, for its copy."""
+
+    def visit(derived: Partition) -> Partition:
+        visit_one = _map_axis if isinstance(derived, Axis) else _map_part
+        return visit_one(derived, fn, memo)  # type: ignore[arg-type]
+
+    memo[part].parts = {key: visit(derived) for key, derived in part.parts.items()}
+    memo[part].products = [(factors, visit(derived)) for factors, derived in part.products]
+    if part.dynamic:
+        memo[part].mark_dynamic(part.dynamic)
 
 
 def padded_index(grid: Grid, sizes: Sequence[int]) -> Tensor:
@@ -111,3 +123,27 @@ def to_envelope(values: Tensor, grid: Grid, k: int, fill: Any = 0) -> Tensor:
 def from_envelope(padded: Tensor, grid: Grid, k: int) -> Tensor:
     """The valid positions of :meth:`to_envelope`."""
     return padded.flatten(0, 1).index_select(0, envelope_index(grid, k)[1])
+
+
+def append_grids(grids: list[Grid]) -> Grid:
+    """The grid of several batches one after the other; axes that are one in all of them stay one."""
+    made: dict[tuple[Axis, ...], Axis] = {}
+    axes = []
+    for column in zip(*(grid.axes for grid in grids)):
+        if column not in made:
+            made[column] = column[0].append(column[1:])
+        axes.append(made[column])
+    return Grid(axes)
+
+
+def interleaved(grids: list[Grid], grid: Grid, k: int) -> Tensor:
+    """Where the cells of all parts, one part after the other, lie in the result."""
+    cells, start = [], None
+    for part in grids:
+        positions = positions_of(part, k)
+        if start is not None:
+            positions = positions + start.index_select(0, part.sample_ids)
+        cells.append(cells_at(part, grid, k, positions))
+        lengths = lengths_of(part.axes[k])
+        start = lengths if start is None else start + lengths
+    return torch.cat(cells).to(torch.int32)

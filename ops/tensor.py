@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -65,6 +65,10 @@ class PackedTensor:
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return dispatch.call(func, args, kwargs)
+
+    if TYPE_CHECKING:  # methods and operators are generated from the table
+
+        def __getattr__(self, name: str) -> Any: ...
 
     # -------------------------------------------------------------- constructors
 

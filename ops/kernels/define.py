@@ -25,6 +25,7 @@ def define(
     setup: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
     differentiable: int = 1,
+    transparent: bool = False,
 ) -> Callable[..., Any]:
     """Register a kernel and return the function that calls it.
 
@@ -35,6 +36,8 @@ def define(
         setup: ``setup(ctx, inputs, output)`` saves what backward needs.
         backward: ``backward(ctx, *grads)`` returns one gradient per input; None: no gradient.
         differentiable: how many leading inputs can carry a gradient.
+        transparent: the kernel is made of PyTorch's own operators for tensors of any kind. Below autograd
+            a compiler then sees these, and can fuse them with what stands around; ``fake`` is not needed.
     """
     name = schema.split("(", 1)[0]
     qualified = f"{NAMESPACE}::{name}"
@@ -46,6 +49,8 @@ def define(
         return _plain_call(name, operator, forward)
     torch.library.register_autograd(qualified, backward, setup_context=setup, lib=_library)
     function = _function(name, forward, setup, backward)
+    if transparent:
+        return _transparent_call(name, operator, forward, function, differentiable)
     return _differentiable_call(name, operator, forward, function, differentiable)
 
 
@@ -92,6 +97,20 @@ def _differentiable_call(
         if torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in args[:leading]):
             return function.apply(*args)
         return forward(*args)
+
+    call.__name__ = call.__qualname__ = name
+    return call
+
+
+def _transparent_call(
+    name: str, operator: Any, forward: Any, function: type[torch.autograd.Function], leading: int
+) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        if not torch.is_grad_enabled() or not any(a.requires_grad for a in args[:leading]):
+            return forward(*args)
+        if torch.compiler.is_compiling() or _is_plain(args[0]):
+            return function.apply(*args)
+        return operator(*args)
 
     call.__name__ = call.__qualname__ = name
     return call

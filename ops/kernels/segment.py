@@ -86,6 +86,7 @@ expand_rows = define(
     _expand_rows_fake,
     setup=_expand_setup,
     backward=_expand_backward,
+    transparent=True,
 )
 
 
@@ -171,6 +172,7 @@ reorder_rows = define(
     _reorder_rows_fake,
     setup=_reorder_setup,
     backward=_reorder_backward,
+    transparent=True,
 )
 
 
@@ -271,4 +273,18 @@ def _sort_rows_fake(values: Tensor, index: Tensor, descending: bool) -> Tensor:
 #: The cells of each segment by value, stable, segment after segment: [cells, *] -> int64 [cells, *].
 sort_rows = define(
     "sort_rows(Tensor values, Tensor index, bool descending) -> Tensor", _sort_rows, _sort_rows_fake
+)
+
+
+def _running_peak(values: Tensor, dim: int, largest: bool) -> Tensor:
+    return (torch.cummax if largest else torch.cummin)(values, dim).indices
+
+
+def _running_peak_fake(values: Tensor, dim: int, largest: bool) -> Tensor:
+    return values.new_empty(values.shape, dtype=torch.int64)
+
+
+#: Where the largest (or smallest) value so far along a dim stands: [*] -> int64 [*].
+running_peak = define(
+    "running_peak(Tensor values, int dim, bool largest) -> Tensor", _running_peak, _running_peak_fake
 )

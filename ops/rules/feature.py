@@ -8,31 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from .. import dispatch
-from ..segments import Segments
-from ..tensor import ROWS, PackedTensor, like
-
-
-def static_dim(x: PackedTensor, dim: int, what: str) -> int:
-    """The dim of ``values`` that stores a static logical dim.
-
-    Raises:
-        ValueError: the dim is the batch or a ragged axis.
-    """
-    c, k = x.order[x.dim_index(dim)], len(x.grid.axes)
-    if c > k:
-        return c - k
-    if c == ROWS:
-        return 0
-    name = "the batch dim" if c == 0 else f"the ragged axis '{x.grid.axes[c - 1].label}'"
-    raise ValueError(
-        f"{what} needs a static dim; dim {dim} of a packed tensor of {len(x.order)} dims is {name}"
-    )
-
-
-def segments_along(x: PackedTensor, dim: int) -> Segments | None:
-    """The segments along a ragged dim; None for any other dim."""
-    c, k = x.order[x.dim_index(dim)], len(x.grid.axes)
-    return Segments(x.grid, x.grid.others((c - 1,))) if 1 <= c <= k else None
+from ..cells import static_dim
+from ..tensor import PackedTensor, like
+from .shape import on_tensor
 
 
 def trailing(x: PackedTensor, count: int, func: Any) -> PackedTensor:
@@ -134,11 +112,61 @@ def _numel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     return args[0].numel()
 
 
+def one_hot(x: PackedTensor, num_classes: int = -1) -> PackedTensor:
+    """A new static last dim with 1 at each entry's number."""
+    if num_classes < 1:
+        raise ValueError("one_hot of a packed tensor needs num_classes=: a batch does not show all classes")
+    return append_dim(F.one_hot, (x, num_classes), {})
+
+
+def lookup(position: int) -> dispatch.Handler:
+    """Entry by entry operators whose other operand, a dense table, has no part in the structure."""
+
+    def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        dispatch.refuse_out(dispatch.name_of(func), kwargs)
+        operands = [*args, *kwargs.values()]
+        x = args[position]
+        packed = [a for a in operands if type(a) is PackedTensor]
+        table = args[1 - position]
+        if packed != [x] or (position and table.dim() != 1):
+            raise ValueError(
+                f"{dispatch.name_of(func)}: the table must be dense, and of one dim for searchsorted"
+            )
+        return like(x, func(*(x.values if a is x else a for a in args), **kwargs))
+
+    return handler
+
+
+def _same(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """``equal`` and ``allclose``: of one structure, and of equal values."""
+    x, y, *rest = args
+    if type(x) is not type(y) or x.order != y.order or x.grid.batch_size != y.grid.batch_size:
+        return False
+    pairs = zip(x.grid.axes, y.grid.axes)
+    return all(torch.equal(a.lengths, b.lengths) for a, b in pairs) and func(
+        x.values, y.values, *rest, **kwargs
+    )
+
+
+def _is_same_size(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return torch.equal(args[0].sizes, args[1].sizes)
+
+
+def _method(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return getattr(args[0], dispatch.name_of(func))(*args[1:], **kwargs)
+
+
 dispatch.register("feature", last_dim, "linear")
 dispatch.register("feature", layer_norm, "layer_norm")
 dispatch.register("feature", normalized_shape, "rms_norm")
 dispatch.register("feature", along_dim(1, -1), "glu")
 dispatch.register("feature", prelu, "prelu")
 dispatch.register_function("feature", append_dim, "embedding", F.embedding)
+dispatch.register_function("feature", on_tensor(one_hot), "one_hot", F.one_hot)
+dispatch.register("feature", lookup(0), "isin bucketize")
+dispatch.register("feature", lookup(1), "searchsorted")
+dispatch.register("query", _same, "equal allclose")
+dispatch.register("query", _is_same_size, "is_same_size")
+dispatch.register("query", _method, "clone detach contiguous")
 dispatch.register("query", _query, "is_floating_point is_complex is_signed")
 dispatch.register("query", _numel, "numel")

@@ -14,14 +14,24 @@ import torch
 from torch import Tensor
 
 from .. import dispatch
-from ..align import Layout, align, as_positions, dense_payload, packed_payload
-from ..axis import Axis, Extent, Grid, map_cells, require_same
+from ..align import Layout, align, dense_payload, packed_payload
+from ..axis import Axis, Grid, require_same
+from ..cells import (
+    laid_out,
+    located,
+    picked,
+    sample_range,
+    segments_along,
+    select_position,
+    slice_axis,
+    source_payload,
+    static_dim,
+    unstack,
+    unstacked_order,
+)
 from ..kernels import structure
-from ..layout import cells_at, lengths_of
-from ..segments import Segments
+from ..reshaping import in_logical_order
 from ..tensor import ROWS, PackedTensor, is_packed, like, sample_rows
-from .feature import segments_along, static_dim
-from .reshape import in_logical_order
 from .shape import on_tensor
 
 
@@ -77,7 +87,7 @@ def _plain(key: Any) -> Any:
         isinstance(key, Tensor) and key.dim() == 0 and key.dtype == torch.bool
     ):
         raise NotImplementedError("a packed tensor is not indexed by one truth value")
-    if _is_list(key) and np.ndim(key) > 1:
+    if _is_list(key) and _depth(key) > 1:
         raise NotImplementedError("a packed tensor is indexed by lists and tensors of one dim")
     scalar = isinstance(key, Tensor) and key.dim() == 0
     return int(key) if scalar or isinstance(key, np.integer) else key
@@ -89,6 +99,12 @@ def _is_all(key: Any) -> bool:
 
 def _is_list(key: Any) -> bool:
     return isinstance(key, (list, tuple, range, np.ndarray)) or (isinstance(key, Tensor) and key.dim() > 0)
+
+
+def _depth(key: Any) -> int:
+    if isinstance(key, (Tensor, np.ndarray)):
+        return key.ndim
+    return 2 if any(_is_list(k) for k in key) else 1
 
 
 def _index_dim(x: PackedTensor, dim: int, key: Any) -> Any:
@@ -144,107 +160,13 @@ def _index_batch(x: PackedTensor, key: Any) -> Any:
     return sample_rows(x, [int(i) % count for i in chosen.tolist()])
 
 
-def sample_range(x: PackedTensor, start: int, stop: int) -> PackedTensor:
-    """Samples ``start`` to ``stop``; the payload is a view."""
-    lengths = x.grid.lengths
-    first = int(lengths[:start].sum())
-    rows = int(lengths[start:stop].sum())
-    return PackedTensor(x.values.narrow(0, first, rows), x.grid.select(range(start, stop)), x.order)
-
-
-def slice_axis(x: PackedTensor, k: int, key: slice) -> PackedTensor:
-    """A slice of axis ``k`` of the grid: a derived axis takes its place."""
-    axis = x.grid.axes[k]
-    start, step = key.start or 0, 1 if key.step is None else key.step
-    if step <= 0:
-        raise ValueError("slice step must be positive")
-    derived = _sliced_axis(axis, start, key.stop, step)
-    if derived is axis:
-        return x
-    axes = list(x.grid.axes)
-    axes[k] = derived
-    grid = Grid(axes)
-    starts, strides = [0] * len(axes), [1] * len(axes)
-    starts[k], strides[k] = start, step
-    index = grid.part.map(
-        f"slice {k} {start} {step} {axis.steps}",
-        lambda: map_cells(axes, x.grid.axes, range(len(axes)), starts, strides),
-    )
-    return PackedTensor(x.values.index_select(0, index), grid, x.order)
-
-
-def _sliced_axis(axis: Axis, start: int, stop: int | None, step: int) -> Axis:
-    if isinstance(stop, Extent) and stop.axis is axis:
-        stop = None
-    if start >= 0:
-        if stop is None or stop < 0:
-            axis = axis.derive((stop or 0) - start)
-        else:
-            axis = axis.derive(-start, cap=stop)
-    elif stop is None or stop < 0:
-        axis = axis.derive(stop or 0, cap=-start)
-    else:
-        raise NotImplementedError(
-            f"the slice {start}:{stop} of a ragged axis: slice twice, e.g. x[:, {start}:]"
-        )
-    return axis.derive(step - 1, step)
-
-
-def select_position(x: PackedTensor, dim: int, position: int) -> Any:
-    """One position of a ragged dim: the axis is consumed."""
-    k = x.order[dim] - 1
-    axes = x.grid.axes
-    needed = position + 1 if position >= 0 else -position
-    structure.check_longer(axes[k].lengths, needed, f"x[{position}] along the ragged axis '{axes[k].label}'")
-    kept = x.grid.others((k,))
-    places = [kept.index(j) if j != k else -1 for j in range(len(axes))]
-    starts = [position if j == k else 0 for j in range(len(axes))]
-    index = map_cells([axes[j] for j in kept], axes, places, starts, [1] * len(axes))
-    values = x.values.index_select(0, index)
-    order = [c - (c > k + 1) for d, c in enumerate(x.order) if d != dim]
-    if kept:
-        return PackedTensor(values, x.grid.sub(kept), tuple(order))
-    return values.permute(order)
-
-
 # ------------------------------------------------------------------ the same positions of every sample
-
-
-def unstack(x: PackedTensor, dim: int, values: Tensor) -> Any:
-    """A result whose ragged dim ``dim`` became static: [rows without its axis, size, *static]."""
-    k, kept = len(x.grid.axes), x.grid.others((x.order[dim] - 1,))
-    order = _unstacked_order(x, dim)
-    return PackedTensor(values, x.grid.sub(kept), order) if k > 1 else values.permute(order)
-
-
-def _unstacked_order(x: PackedTensor, dim: int) -> tuple[int, ...]:
-    c, k = x.order[dim], len(x.grid.axes)
-    return tuple(k if e == c else e - (c < e <= k) for e in x.order)
 
 
 def pick(x: PackedTensor, dim: int, key: Any) -> Any:
     """Positions ``key`` (one list for all samples) of a ragged dim, which becomes static."""
-    cells = _picked(x, dim, key, "positions")
+    cells = picked(x, dim, key, "positions")
     return unstack(x, dim, x.values.index_select(0, cells.flatten()).unflatten(0, cells.shape))
-
-
-def _picked(x: PackedTensor, dim: int, key: Any, what: str) -> Tensor:
-    """The cells [rows without the axis, size] at positions ``key``; negative ones count from the end."""
-    positions = torch.as_tensor(key, device=x.device)
-    if positions.dtype == torch.bool or positions.is_floating_point():
-        raise NotImplementedError(f"the ragged axis takes integer positions or a packed mask; got {key}")
-    segments = segments_along(x, dim)
-    assert segments is not None
-    lengths = segments.counts().view(-1, 1)
-    return _cells_of(x, segments, torch.where(positions < 0, positions + lengths, positions), what)
-
-
-def _cells_of(x: PackedTensor, segments: Segments, positions: Tensor, what: str) -> Tensor:
-    """Cells at positions [rows without the axis, size, *] of each segment; checks them."""
-    axis, kept = x.grid.axes[segments.axis], segments.kept
-    samples = x.grid.sub(kept).sample_ids if kept else torch.arange(x.batch_size, device=x.device)
-    structure.check_inside(positions, lengths_of(axis), samples, f"{what} along '{axis.label}'")
-    return segments.cells(positions)
 
 
 # ------------------------------------------------------------------ masks
@@ -286,46 +208,12 @@ def masked_select(x: Any, mask: Any) -> PackedTensor:
     return _mask_rows(values, [chosen])
 
 
-def nonzero(x: PackedTensor, *, as_tuple: bool = False) -> Any:
+def nonzero(x: PackedTensor, *, as_tuple: Any = False) -> Any:
     """Indices of entries that are not 0, in the padded shape: (found, dims), with samples in the first."""
     return x.to_padded().nonzero(as_tuple=as_tuple)
 
 
 # ------------------------------------------------------------------ gather and scatter
-
-
-def _located(x: PackedTensor, dim: int, index: Any, what: str) -> tuple[int, Tensor, Any]:
-    """Where ``index`` (of positions along ``dim``) points to in the payload.
-
-    Returns:
-        The payload's dim, indices into it, and a function that lays a result or a source out alike.
-    """
-    place = x.dim_index(dim)
-    segments = segments_along(x, place)
-    if segments is None:
-        layout = Layout(x.grid, x.order)
-        payload = packed_payload(what, index, layout)
-        return static_dim(x, place, what), payload, layout
-    if is_packed(index) and 1 <= index.order[place] <= len(index.grid.axes) or len(x.grid.axes) > 1:
-        payload, grid = as_positions(what, index, x, place)
-        k = segments.axis
-        axis = x.grid.axes[k]
-        structure.check_inside(payload, lengths_of(axis), grid.sample_ids, f"{what} along '{axis.label}'")
-        return 0, cells_at(grid, x.grid, k, payload), Layout(grid, x.order)
-    order = _unstacked_order(x, place)
-    payload = index.permute([order.index(d) for d in range(len(order))])
-    return 0, _cells_of(x, segments, payload, what).flatten(0, 1), order
-
-
-def _source(what: str, source: Any, index: Tensor, layout: Any) -> Any:
-    """The payload of a source that is laid out like the index."""
-    if not isinstance(source, (Tensor, PackedTensor)) or source.dim() == 0:
-        return source
-    if isinstance(layout, tuple):
-        return source.permute([layout.index(d) for d in range(len(layout))]).flatten(0, 1)
-    if is_packed(source):
-        return packed_payload(what, source, layout)
-    return dense_payload(what, source, layout).expand(index.shape)
 
 
 def gather(x: PackedTensor, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
@@ -334,18 +222,15 @@ def gather(x: PackedTensor, dim: int, index: Any, *, sparse_grad: bool = False) 
     Raises:
         IndexError: a position that the sample does not have; names it.
     """
-    place, cells, layout = _located(x, dim, index, "gather")
-    values = x.values.gather(place, cells)
-    if isinstance(layout, tuple):
-        return values.unflatten(0, (x.batch_size, -1)).permute(layout)
-    return layout.wrap(values)
+    place, cells, layout = located(x, dim, index, "gather")
+    return laid_out(x, x.values.gather(place, cells), layout)
 
 
 def take_along_dim(x: PackedTensor, indices: Any, dim: int | None = None) -> Any:
     """:func:`gather` that broadcasts static dims of size 1."""
     if dim is None:
         raise NotImplementedError("take_along_dim of a packed tensor needs dim=")
-    place, cells, layout = _located(x, dim, indices, "take_along_dim")
+    place, cells, layout = located(x, dim, indices, "take_along_dim")
     sizes = torch.broadcast_shapes(
         *([1 if d in (0, place) else n for d, n in enumerate(t.shape)] for t in (x.values, cells))
     )
@@ -353,50 +238,51 @@ def take_along_dim(x: PackedTensor, indices: Any, dim: int | None = None) -> Any
         t.expand([t.shape[d] if d in (0, place) else n for d, n in enumerate(sizes)])
         for t in (x.values, cells)
     )
-    values = values.gather(place, cells)
-    if isinstance(layout, tuple):
-        return values.unflatten(0, (x.batch_size, -1)).permute(layout)
-    return layout.wrap(values)
+    return laid_out(x, values.gather(place, cells), layout)
 
 
-def scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The scatter family, out of place and in place: ``index`` holds positions inside each sample."""
-    name = dispatch.name_of(func)
-    x, dim, index, source, *rest = (*args, *(kwargs.pop(n) for n in _SCATTERED[len(args) :] if n in kwargs))
-    place, cells, layout = _located(x, dim, index, name)
-    return _write(func, x, place, cells, _source(name, source, cells, layout), *rest, **kwargs)
+def scatter(name: str, inplace: bool) -> dispatch.Handler:
+    """The scatter family: ``index`` holds positions inside each sample."""
+
+    def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x, dim, index, source, *rest = _operands(("input", "dim", "index", "src", "value"), args, kwargs)
+        place, cells, layout = located(x, dim, index, name)
+        source = source_payload(name, source, layout)
+        return _write(func, x, inplace, place, cells, source, *rest, **kwargs)
+
+    return handler
 
 
-_SCATTERED = ("input", "dim", "index", "src", "value", "reduce")
-
-
-def indexed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def indexed(name: str, inplace: bool) -> dispatch.Handler:
     """``index_add`` and its kin: ``index`` [size] names entries of one dim, the same for all samples."""
-    name = dispatch.name_of(func)
-    x, dim, index, source, *rest = (*args, *(kwargs.pop(n) for n in _INDEXED[len(args) :] if n in kwargs))
-    place = x.dim_index(dim)
-    if segments_along(x, place) is None:
-        if isinstance(source, (Tensor, PackedTensor)) and source.dim():
-            layout = Layout(x.grid, x.order)
-            payload = packed_payload(name, source, layout) if is_packed(source) else None
-            source = dense_payload(name, source, layout) if payload is None else payload
-            source = source.expand(x.values.shape[0], *source.shape[1:])
-        return _write(func, x, static_dim(x, place, name), index, source, *rest, **kwargs)
-    cells, order = _picked(x, place, index, name), _unstacked_order(x, place)
-    if is_packed(source):
-        target = Layout(x.grid.sub(x.grid.others((x.order[place] - 1,))), order)
-        source = packed_payload(name, source, target).flatten(0, 1)
-    elif isinstance(source, Tensor) and source.dim():
-        source = source.permute([order.index(d) for d in range(len(order))]).flatten(0, 1)
-    return _write(func, x, 0, cells.flatten(), source, *rest, **kwargs)
+
+    def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x, dim, index, source, *rest = _operands(("input", "dim", "index", "source", "value"), args, kwargs)
+        place = x.dim_index(dim)
+        segments = segments_along(x, place)
+        layout: Any = Layout(x.grid, x.order)
+        if segments is None:
+            where, cells = static_dim(x, place, name), index
+            source = source_payload(name, source, layout)
+        else:
+            where, cells, order = 0, picked(x, place, index, name).flatten(), unstacked_order(x, place)
+            layout = Layout(x.grid.sub(segments.kept), order) if segments.kept else order
+            source = source_payload(name, source, layout)
+            if segments.kept and isinstance(source, Tensor) and source.dim():
+                source = source.flatten(0, 1)
+        return _write(func, x, inplace, where, cells, source, *rest, **kwargs)
+
+    return handler
 
 
-_INDEXED = ("input", "dim", "index", "source", "value", "reduce")
+def _operands(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Arguments in order, those that were given by name taken out of ``kwargs``."""
+    return [*args, *(kwargs.pop(name) for name in names[len(args) :] if name in kwargs)]
 
 
-def _write(func: Any, x: PackedTensor, *args: Any, **kwargs: Any) -> PackedTensor:
+def _write(func: Any, x: PackedTensor, inplace: bool, *args: Any, **kwargs: Any) -> PackedTensor:
     """``func`` on the payload; the in-place form changes it, in a graph a copy that replaces it."""
-    if not dispatch.name_of(func).endswith("_"):
+    if not inplace:
         return like(x, func(x.values, *args, **kwargs))
     if torch.compiler.is_compiling():
         x.values = x.values.clone()
@@ -412,7 +298,7 @@ def index_select(x: PackedTensor, dim: int, index: Any) -> Any:
 # ------------------------------------------------------------------ assignment
 
 
-def setitem(x: PackedTensor, key: Any, value: Any) -> None:
+def setitem(x: Any, key: Any, value: Any) -> None:
     """``x[key] = value`` for every key that ``x[key]`` takes; ``value`` broadcasts to what it gives."""
     keys = key if isinstance(key, tuple) else (key,)
     if len(keys) == 1 and is_packed(keys[0]) and not is_packed(value):
@@ -430,13 +316,49 @@ def setitem(x: PackedTensor, key: Any, value: Any) -> None:
     else:
         where = chosen.values
         source = _payload_for(value, chosen, x).expand(where.shape)
-    _write(torch.Tensor.put_, x, where, source.to(x.dtype))
+    _write(torch.Tensor.put_, x, True, where, source.to(x.dtype))
+
+
+def index_put(
+    x: PackedTensor, indices: Any, values: Any, accumulate: bool = False, *, inplace: bool = False
+) -> PackedTensor:
+    """A copy with ``x[indices] = values``."""
+    if accumulate:
+        raise NotImplementedError("index_put of a packed tensor does not accumulate; use scatter_add")
+    out = x if inplace else x.clone()
+    setitem(out, tuple(indices), values)
+    return out
+
+
+def index_put_(x: PackedTensor, indices: Any, values: Any, accumulate: bool = False) -> PackedTensor:
+    """``x[indices] = values``."""
+    return index_put(x, indices, values, accumulate, inplace=True)
+
+
+def select_scatter(x: PackedTensor, src: Any, dim: int, index: int) -> PackedTensor:
+    """A copy with one position of a dim replaced."""
+    _require_dims("select_scatter", src, len(x.order) - 1)
+    return index_put(x, [*[slice(None)] * x.dim_index(dim), index], src)
+
+
+def slice_scatter(
+    x: PackedTensor, src: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> PackedTensor:
+    """A copy with a slice of a dim replaced."""
+    _require_dims("slice_scatter", src, len(x.order))
+    return index_put(x, [*[slice(None)] * x.dim_index(dim), slice(start, end, step)], src)
+
+
+def _require_dims(what: str, src: Any, dims: int) -> None:
+    if src.dim() != dims:
+        raise ValueError(f"{what}: a source of {dims} dims is needed; got one of {src.dim()}")
 
 
 def _payload_for(value: Any, chosen: PackedTensor, x: PackedTensor) -> Tensor:
     layout = Layout(chosen.grid, chosen.order)
     if not is_packed(value):
-        return dense_payload("x[key] = value", torch.as_tensor(value, device=x.device), layout)
+        value = torch.as_tensor(value, device=x.device)
+        return dense_payload("x[key] = value", value, layout) if value.dim() else value
     if len(value.order) != len(chosen.order):
         raise ValueError(f"x[key] = value: {len(chosen.order)} dims, the value has {len(value.order)}")
     return packed_payload("x[key] = value", value, layout)
@@ -451,7 +373,7 @@ def _index_dense(x: Tensor, key: Any) -> PackedTensor:
     packed = [k for k in keys if is_packed(k)]
     if any(k.dtype == torch.bool for k in packed) or not all(is_packed(k) or _is_all(k) for k in keys):
         raise NotImplementedError(
-            "a dense tensor is indexed by packed integers and full slices; a packed mask has another structure"
+            "a dense tensor is indexed by packed integers and full slices; a packed mask does not fit it"
         )
     payloads, layout = align("indexing", packed)
     stream = iter(payloads)
@@ -489,10 +411,16 @@ for _rule, _names in {
     index_select: "index_select",
     masked_select: "masked_select",
     nonzero: "nonzero argwhere",
+    index_put: "index_put",
+    index_put_: "index_put_",
+    select_scatter: "select_scatter",
+    slice_scatter: "slice_scatter",
 }.items():
     dispatch.register("indexing", on_tensor(_rule), _names)
-for _handler, _names in {
+for _family, _names in {
     scatter: "scatter scatter_add scatter_reduce",
     indexed: "index_add index_copy index_fill index_reduce",
 }.items():
-    dispatch.register("indexing", _handler, [f"{n}{end}" for n in _names.split() for end in ("", "_")])
+    for _name in _names.split():
+        dispatch.register("indexing", _family(_name, inplace=False), _name)
+        dispatch.register("indexing", _family(_name, inplace=True), f"{_name}_")

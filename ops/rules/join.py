@@ -16,14 +16,13 @@ from torch import Tensor
 
 from .. import dispatch
 from ..align import align, as_positions, over_cells
-from ..axis import Axis, Grid, map_cells
+from ..axis import Grid, map_cells
+from ..cells import sample_range, static_dim
 from ..kernels import segment, structure
-from ..layout import cells_at, lengths_of, positions_of, replaced
+from ..layout import append_grids, cells_at, interleaved, lengths_of, positions_of, replaced
+from ..reshaping import in_logical_order
 from ..tensor import ROWS, PackedTensor, is_packed, like, sample_rows
-from .feature import static_dim
-from .indexing import sample_range
-from .reshape import dims_of, in_logical_order
-from .shape import on_tensor
+from .shape import dims_of, on_operands, on_tensor
 
 # ------------------------------------------------------------------ cat and stack
 
@@ -84,19 +83,8 @@ def _cat_samples(parts: list[Any]) -> PackedTensor:
             raise ValueError(
                 f"cat along the batch: dims {parts[0].order} and {x.order} do not hold the same; permute one"
             )
-    grid = _append([x.grid for x in parts])
+    grid = append_grids([x.grid for x in parts])
     return PackedTensor(torch.cat([x.values for x in parts]), grid, parts[0].order)
-
-
-def _append(grids: list[Grid]) -> Grid:
-    """The grid of several batches one after the other; axes that are one in all of them stay one."""
-    made: dict[tuple[Axis, ...], Axis] = {}
-    axes = []
-    for column in zip(*(grid.axes for grid in grids)):
-        if column not in made:
-            made[column] = column[0].append(column[1:])
-        axes.append(made[column])
-    return Grid(axes)
 
 
 def _cat_positions(parts: list[Any], base: PackedTensor, place: int) -> PackedTensor:
@@ -109,23 +97,10 @@ def _cat_positions(parts: list[Any], base: PackedTensor, place: int) -> PackedTe
     axis = grids[0].axes[k].join([grid.axes[k] for grid in grids[1:]])
     grid = replaced(base.grid, k, axis)
     parents = tuple((a.axes[k].token, a.axes[k].steps) for a in grids)
-    inverse = grid.part.cached(("cat", k, parents), lambda: _interleaved(grids, grid, k))
+    inverse = grid.part.cached(("cat", k, parents), lambda: interleaved(grids, grid, k))
     index = grid.part.cached(("cat from", k, parents), lambda: structure.invert(inverse))
     rows = segment.reorder_rows(torch.cat(payloads), index, inverse)
     return PackedTensor(rows, grid, base.order)
-
-
-def _interleaved(grids: list[Grid], grid: Grid, k: int) -> Tensor:
-    """Where the cells of all parts, one part after the other, lie in the result."""
-    cells, start = [], None
-    for part in grids:
-        positions = positions_of(part, k)
-        if start is not None:
-            positions = positions + start.index_select(0, part.sample_ids)
-        cells.append(cells_at(part, grid, k, positions))
-        lengths = lengths_of(part.axes[k])
-        start = lengths if start is None else start + lengths
-    return torch.cat(cells).to(torch.int32)
 
 
 def hstack(tensors: Sequence[Any], *, out: Any = None) -> Any:
@@ -141,13 +116,6 @@ def vstack(tensors: Sequence[Any], *, out: Any = None) -> Any:
 def dstack(tensors: Sequence[Any], *, out: Any = None) -> Any:
     """``cat`` along dim 2, of tensors of at least three dims."""
     return cat([atleast(x, 3) for x in tensors], 2, out=out)
-
-
-def _on_list(rule: Callable[..., Any]) -> dispatch.Handler:
-    def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return rule(*args, **kwargs)
-
-    return handler
 
 
 # ------------------------------------------------------------------ split
@@ -199,19 +167,18 @@ def unbind(x: PackedTensor, dim: int = 0) -> Any:
     return tuple(x.select(place, i) for i in range(x.values.shape[static_dim(x, dim, "unbind")]))
 
 
-def hsplit(x: PackedTensor, sizes: Any) -> Any:
-    """``tensor_split`` along dim 1."""
-    return torch.tensor_split(x, sizes, 1)
+def _even_splitter(name: str, dim: int) -> Callable[..., Any]:
+    """``hsplit`` and its kin: ``tensor_split`` along one dim, into parts of one size."""
 
+    def rule(x: PackedTensor, sizes: Any) -> Any:
+        c, k = x.order[x.dim_index(dim)], len(x.grid.axes)
+        if isinstance(sizes, int) and 1 <= c <= k:
+            raise ValueError(f"{name} needs parts of one size; tensor_split cuts a ragged axis in {sizes}")
+        if isinstance(sizes, int) and (sizes < 1 or x.size(dim) % sizes):
+            raise ValueError(f"{name}: dim {dim} of size {x.size(dim)} is not divisible by {sizes}")
+        return splitter("tensor_split")(x, sizes, dim)
 
-def vsplit(x: PackedTensor, sizes: Any) -> Any:
-    """``tensor_split`` along dim 0."""
-    return torch.tensor_split(x, sizes, 0)
-
-
-def dsplit(x: PackedTensor, sizes: Any) -> Any:
-    """``tensor_split`` along dim 2."""
-    return torch.tensor_split(x, sizes, 2)
+    return rule
 
 
 # ------------------------------------------------------------------ repeats
@@ -276,7 +243,10 @@ def atleast(x: Any, least: int) -> Any:
 
 
 def _atleast(least: int) -> Callable[..., Any]:
-    return lambda *tensors: atleast(tensors[0], least)
+    def rule(x: Any) -> Any:
+        return atleast(x, least)
+
+    return rule
 
 
 # ------------------------------------------------------------------ padding
@@ -288,6 +258,8 @@ def pad(x: PackedTensor, pad: Sequence[int], mode: str = "constant", value: floa
     A ragged dim grows by them in every sample; modes other than ``"constant"`` take static dims only.
     """
     n, k = len(x.order), len(x.grid.axes)
+    if len(pad) % 2 or len(pad) > 2 * n:
+        raise ValueError(f"pad: pairs for at most {n} dims are needed; got {tuple(pad)}")
     static = [0] * (2 * (x.values.dim() - 1))
     for i in range(len(pad) // 2):
         low, high = pad[2 * i], pad[2 * i + 1]
@@ -297,7 +269,9 @@ def pad(x: PackedTensor, pad: Sequence[int], mode: str = "constant", value: floa
             static[2 * place], static[2 * place + 1] = low, high
         elif low or high:
             if c <= 0 or mode != "constant":
-                raise ValueError(f"pad: mode '{mode}' does not pad dim {n - 1 - i}, a ragged one or the batch")
+                raise ValueError(
+                    f"pad: mode '{mode}' does not pad dim {n - 1 - i}, a ragged one or the batch"
+                )
             x = _pad_axis(x, n - 1 - i, low, high, value or 0)
     if any(static):
         while not any(static[-2:]):
@@ -350,6 +324,8 @@ def diagonal(x: PackedTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> 
     """The diagonal of two static dims, or of two dims of one ragged axis; it becomes the last dim."""
     a, b = x.dim_index(dim1), x.dim_index(dim2)
     k, (c, e) = len(x.grid.axes), (x.order[a], x.order[b])
+    if a == b:
+        raise ValueError(f"diagonal needs two different dims; got {dim1} and {dim2}")
     others = [entry for d, entry in enumerate(x.order) if d not in (a, b)]
     if c > k and e > k:
         values = x.values.diagonal(offset, c - k, e - k)
@@ -369,25 +345,25 @@ def diagonal(x: PackedTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> 
 for _rule, _names in {
     cat: "cat concat concatenate",
     stack: "stack",
-    hstack: "hstack",
+    hstack: "hstack column_stack",
     vstack: "vstack row_stack",
     dstack: "dstack",
     broadcast_tensors: "broadcast_tensors",
     expand_as: "expand_as",
-    _atleast(1): "atleast_1d",
-    _atleast(2): "atleast_2d",
-    _atleast(3): "atleast_3d",
 }.items():
-    dispatch.register("join", _on_list(_rule), _names)
+    dispatch.register("join", on_operands(_rule), _names)
 for _rule, _names in {
     splitter("split"): "split",
     splitter("split_with_sizes"): "split_with_sizes",
     splitter("chunk"): "chunk",
     splitter("tensor_split"): "tensor_split",
     unbind: "unbind",
-    hsplit: "hsplit",
-    vsplit: "vsplit",
-    dsplit: "dsplit",
+    _even_splitter("hsplit", 1): "hsplit",
+    _even_splitter("vsplit", 0): "vsplit",
+    _even_splitter("dsplit", 2): "dsplit",
+    _atleast(1): "atleast_1d",
+    _atleast(2): "atleast_2d",
+    _atleast(3): "atleast_3d",
     repeat: "repeat",
     tile: "tile",
     repeat_interleave: "repeat_interleave",

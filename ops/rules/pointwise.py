@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import dispatch
 from ..align import align
-from ..tensor import PackedTensor
+from ..tensor import PackedTensor, like
 
 NAMES = """
     abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2
@@ -27,10 +27,18 @@ NAMES = """
     relu6 remainder round rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus
     softshrink softsign sqrt square sub subtract tan tanh tanhshrink threshold true_divide trunc xlogy
     dropout alpha_dropout bernoulli zeros_like ones_like full_like empty_like rand_like randn_like
-    randint_like bool byte char double float half bfloat16 int long short
+    randint_like bool byte char double float half bfloat16 int long short cdouble cfloat chalf
+    airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 binomial chebyshev_polynomial_t
+    chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w complex conj_physical entr erfcx
+    expit fill gammainc gammaincc gammaln gcd hermite_polynomial_h hermite_polynomial_he i0e i1 i1e imag
+    laguerre_polynomial_l lcm legendre_polynomial_p log_ndtr modified_bessel_i0
+    modified_bessel_i1 modified_bessel_k0 modified_bessel_k1 multigammaln mvlgamma ndtr ndtri normal
+    poisson polar psi resolve_conj resolve_neg rrelu scaled_modified_bessel_k0
+    scaled_modified_bessel_k1 shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u
+    shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w spherical_bessel_j0 xlog1py zeta
 """.split()
 
-INPLACE_ONLY = "copy_ fill_ zero_ normal_ uniform_ exponential_ random_".split()
+INPLACE_ONLY = "copy_ zero_ uniform_ exponential_ random_ cauchy_ geometric_ log_normal_".split()
 
 
 def pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None = None) -> Any:
@@ -71,6 +79,13 @@ def where(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             "torch.where(condition) of a packed tensor: give it values, or use x.values"
         )
     return pointwise(func, args, kwargs)
+
+
+def frexp(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Mantissas and exponents."""
+    dispatch.refuse_out("frexp", kwargs)
+    mantissa, exponent = torch.frexp(args[0].values)
+    return like(args[0], mantissa), like(args[0], exponent)
 
 
 def type_as(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -162,6 +177,7 @@ def _install(name: str, method: Any, handler: dispatch.Handler) -> None:
 dispatch.register("pointwise", pointwise, NAMES)
 dispatch.register("pointwise", where, "where")
 dispatch.register("pointwise", type_as, "type_as")
+dispatch.register("pointwise", frexp, "frexp")
 _inplace_names = [f"{name}_" for name in NAMES if list(dispatch.spellings(f"{name}_"))]
 dispatch.register("pointwise", pointwise_, _inplace_names + INPLACE_ONLY)
 _install_operators()

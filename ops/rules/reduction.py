@@ -10,19 +10,18 @@ over segments of rows. Results may be pairs: values with their positions inside 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import dispatch
+from .. import statistics as over
 from ..segments import Segments
+from ..statistics import MinMax, ValuesIndices
 from ..tensor import ROWS, PackedTensor, like
 from .pointwise import pointwise
-from .shape import drop_static, on_tensor
-
-HALF = (torch.float16, torch.bfloat16)
-INF = float("inf")
+from .shape import drop_static, on_operands, on_tensor
 
 #: dense(values, dims, *extra): over dims of the payload, kept with size 1.
 Dense = Callable[..., Any]
@@ -30,20 +29,6 @@ Dense = Callable[..., Any]
 Ragged = Callable[..., Any]
 #: signature(*args, **kwargs) -> x, dim, keepdim, dtype, extra.
 Arguments = tuple[PackedTensor, Any, bool, Any, tuple[Any, ...]]
-
-
-class ValuesIndices(NamedTuple):
-    """Values and where they stand: positions inside the sample along the dim."""
-
-    values: Any
-    indices: Any
-
-
-class MinMax(NamedTuple):
-    """The smallest and the largest value."""
-
-    min: Any
-    max: Any
 
 
 # ------------------------------------------------------------------ the engine
@@ -213,181 +198,7 @@ def _norm(
     return _vector_norm(input, p, dim, keepdim, dtype=dtype)
 
 
-# ------------------------------------------------------------------ forms over segments
-
-
-def _wide(values: Tensor) -> Tensor:
-    return values.float() if values.dtype in HALF else values
-
-
-def _sum_over(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
-    return segments.sum(values.sum(dims, keepdim=True) if dims else values)
-
-
-def _counts(like: Tensor, values: Tensor, dims: list[int], segments: Segments) -> Tensor:
-    """How many entries of ``values`` went into each entry of ``like``."""
-    counts = segments.counts().to(like.real.dtype).view(-1, *[1] * (like.dim() - 1))
-    for d in dims:
-        counts = counts * values.shape[d]
-    return counts
-
-
-def _mean(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
-    if not (values.is_floating_point() or values.is_complex()):
-        raise RuntimeError(f"mean needs a floating or complex dtype; got {values.dtype}")
-    wide = _wide(values)
-    total = segments.sum(wide.mean(dims, keepdim=True) if dims else wide)
-    return (total / _counts(total, values, [], segments)).to(values.dtype)
-
-
-def _var_mean(
-    values: Tensor, dims: list[int], segments: Segments, correction: float
-) -> tuple[Tensor, Tensor]:
-    wide = _wide(values)
-    total = _sum_over(wide, dims, segments)
-    counts = _counts(total, values, dims, segments)
-    mean = total / counts
-    centred = wide - segments.expand(mean)
-    square = centred.abs().square() if values.is_complex() else centred.square()
-    var = _sum_over(square, dims, segments) / (counts - correction).clamp_min(0)
-    return var.to(values.real.dtype), mean.to(values.dtype)
-
-
-def _var(values: Tensor, dims: list[int], segments: Segments, correction: float) -> Tensor:
-    return _var_mean(values, dims, segments, correction)[0]
-
-
-def _std(values: Tensor, dims: list[int], segments: Segments, correction: float) -> Tensor:
-    return _root(_var_mean(_wide(values), dims, segments, correction)[0]).to(values.real.dtype)
-
-
-def _std_mean(
-    values: Tensor, dims: list[int], segments: Segments, correction: float
-) -> tuple[Tensor, Tensor]:
-    var, mean = _var_mean(_wide(values), dims, segments, correction)
-    return _root(var).to(values.real.dtype), mean.to(values.dtype)
-
-
-def _root(values: Tensor, power: float = 0.5) -> Tensor:
-    """``values ** power`` whose gradient at 0 is 0."""
-    zero = values == 0
-    return values.masked_fill(zero, 1).pow(power).masked_fill(zero, 0)
-
-
-def _norm_over(values: Tensor, dims: list[int], segments: Segments, ord: float) -> Tensor:
-    if not (values.is_floating_point() or values.is_complex()):
-        raise RuntimeError(f"a norm needs a floating or complex dtype; got {values.dtype}")
-    size = values.abs() if ord != 2 or values.is_complex() else values
-    if abs(ord) == INF:
-        if ord < 0:
-            segments.require_filled("the norm of order -inf")
-        return segments.peak(size, dims, ord > 0)
-    wide = _wide(size)
-    powers = wide if ord == 1 else wide.square() if ord == 2 else _root(wide, ord)
-    total = _sum_over(powers if ord >= 0 else wide.pow(ord), dims, segments)
-    if ord not in (0, 1):
-        total = _root(total, 1 / ord) if ord > 0 else total.pow(1 / ord)
-    return total.to(size.dtype)
-
-
-def _logsumexp(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
-    wide = _wide(values if values.is_floating_point() else values.float())
-    top = segments.peak(wide.detach(), dims, True)
-    top = top.masked_fill(top.abs() == INF, 0)
-    total = _sum_over((wide - segments.expand(top)).exp(), dims, segments)
-    return (total.log() + top).to(values.dtype if values.is_floating_point() else wide.dtype)
-
-
-def _nansum(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
-    return _sum_over(values.masked_fill(values.isnan(), 0), dims, segments)
-
-
-def _nanmean(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
-    wide, missing = _wide(values), values.isnan()
-    total = _sum_over(wide.masked_fill(missing, 0), dims, segments)
-    return (total / _sum_over(~missing, dims, segments)).to(values.dtype)
-
-
-def _count_nonzero(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
-    return _sum_over(values != 0, dims, segments)
-
-
-def _any(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
-    found = _sum_over(values != 0, dims, segments) > 0
-    return found.to(torch.uint8) if values.dtype == torch.uint8 else found
-
-
-def _all(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
-    found = _sum_over(values == 0, dims, segments) == 0
-    return found.to(torch.uint8) if values.dtype == torch.uint8 else found
-
-
-def _prod(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
-    """Along the padded axis: the gradient of a product needs all its factors."""
-    return _prod_dense(segments.padded(values, 1).prod(1), dims)
-
-
-def _prod_dense(values: Tensor, dims: list[int]) -> Tensor:
-    for d in dims:
-        values = values.prod(d, keepdim=True)
-    return values
-
-
-def _peak(largest: bool) -> Ragged:
-    name = "amax" if largest else "amin"
-
-    def ragged(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
-        segments.require_filled(name)
-        return segments.peak(values, dims, largest)
-
-    return ragged
-
-
-def _aminmax(values: Tensor, dims: list[int], segments: Segments) -> MinMax:
-    segments.require_filled("aminmax")
-    return MinMax(segments.peak(values, dims, False), segments.peak(values, dims, True))
-
-
 # ------------------------------------------------------------------ one position of each segment
-
-
-def _argpeak(name: str, largest: bool) -> Ragged:
-    def ragged(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
-        segments.require_filled(name)
-        return segments.argpeak(values, largest)
-
-    return ragged
-
-
-def _first_peak(name: str, largest: bool) -> Ragged:
-    def ragged(values: Tensor, dims: list[int], segments: Segments) -> ValuesIndices:
-        segments.require_filled(name)
-        where = segments.argpeak(values, largest)
-        return ValuesIndices(values.gather(0, segments.cells(where)), where)
-
-    return ragged
-
-
-def _sorted_rank(values: Tensor, segments: Segments, rank: Callable[[Tensor, Tensor], Tensor]) -> Any:
-    """Values of a rank in each segment, with their positions.
-
-    ``rank(counts, valid)`` -> int [rows, *]: from the cells of each segment and those that are not nan.
-    """
-    counts = segments.counts().long().view(-1, *[1] * (values.dim() - 1))
-    valid = segments.sum(~values.isnan()) if values.is_floating_point() else counts
-    chosen = rank(counts, valid).expand(segments.rows, *values.shape[1:])
-    cells = segments.sorted(values).gather(0, segments.slots(chosen))
-    return ValuesIndices(values.gather(0, cells), segments.positions_at(cells))
-
-
-def _median(values: Tensor, dims: list[int], segments: Segments) -> ValuesIndices:
-    segments.require_filled("median")
-    return _sorted_rank(values, segments, lambda n, valid: torch.where(valid < n, n - 1, (n - 1) // 2))
-
-
-def _nanmedian(values: Tensor, dims: list[int], segments: Segments) -> ValuesIndices:
-    segments.require_filled("nanmedian")
-    return _sorted_rank(values, segments, lambda n, valid: ((valid - 1) // 2).clamp_min(0))
 
 
 def _along(function: Any) -> Dense:
@@ -405,7 +216,7 @@ def kthvalue(x: PackedTensor, k: int, dim: int = -1, keepdim: bool = False) -> V
 
     def ragged(values: Tensor, dims: list[int], segments: Segments) -> ValuesIndices:
         segments.require_filled("kthvalue", k)
-        return _sorted_rank(values, segments, lambda n, valid: torch.full_like(n, k - 1))
+        return over.rank_over(values, segments, lambda n, valid: torch.full_like(n, k - 1))
 
     def dense(values: Tensor, dims: list[int]) -> ValuesIndices:
         return ValuesIndices(*torch.kthvalue(values, k, dims[0], keepdim=True))
@@ -433,30 +244,11 @@ def _quantile(ignore_nan: bool) -> Any:
 
         def ragged(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
             segments.require_filled("quantile")
-            return _segment_quantile(values, segments, float(q), ignore_nan, interpolation)
+            return over.quantile_over(values, segments, float(q), ignore_nan, interpolation)
 
         return _reduce("quantile", x, _places(x, dim), keepdim, dense, ragged, ())
 
     return rule
-
-
-def _segment_quantile(
-    values: Tensor, segments: Segments, q: float, ignore_nan: bool, interpolation: str
-) -> Tensor:
-    valid = segments.sum(~values.isnan())
-    counts = segments.counts().view(-1, *[1] * (values.dim() - 1)).expand_as(valid)
-    rank = q * ((valid if ignore_nan else counts) - 1).clamp_min(0).to(values.dtype)
-    if not ignore_nan:
-        rank = torch.where(valid < counts, (counts - 1).to(values.dtype), rank)
-    if interpolation in ("lower", "higher", "nearest"):
-        rank = {"lower": torch.floor, "higher": torch.ceil, "nearest": torch.round}[interpolation](rank)
-    order, low = segments.sorted(values), rank.floor()
-    below, above = (
-        values.gather(0, order.gather(0, segments.slots(place.long())))
-        for place in (low, rank.ceil())
-    )
-    weight = torch.full_like(rank, 0.5) if interpolation == "midpoint" else rank - low
-    return below.lerp(above, weight)
 
 
 # ------------------------------------------------------------------ rows
@@ -503,31 +295,31 @@ def _of_entries(function: Any) -> Any:
 
 
 ROWS_OF_DATA: Sequence[tuple[str, Dense, Ragged, Any]] = (
-    ("sum", _dense(torch.sum), _sum_over, _plain),
-    ("mean", _dense(torch.mean), _mean, _plain),
-    ("amax", _dense(torch.amax), _peak(largest=True), _plain),
-    ("amin", _dense(torch.amin), _peak(largest=False), _plain),
-    ("aminmax", _dense_aminmax, _aminmax, _plain),
-    ("prod", _prod_dense, _prod, _plain),
-    ("nansum", _dense(torch.nansum), _nansum, _plain),
-    ("nanmean", _dense(torch.nanmean), _nanmean, _plain),
-    ("any", _dense(torch.any), _any, _plain),
-    ("all", _dense(torch.all), _all, _plain),
-    ("count_nonzero", _dense_count, _count_nonzero, _plain),
-    ("logsumexp", _dense(torch.logsumexp), _logsumexp, _plain),
-    ("var", _dense_spread(torch.var), _var, _spread),
-    ("std", _dense_spread(torch.std), _std, _spread),
-    ("var_mean", _dense_spread(torch.var_mean), _var_mean, _spread),
-    ("std_mean", _dense_spread(torch.std_mean), _std_mean, _spread),
-    ("norm", _dense_norm, _norm_over, _norm),
+    ("sum", _dense(torch.sum), over.sum_over, _plain),
+    ("mean", _dense(torch.mean), over.mean_over, _plain),
+    ("amax", _dense(torch.amax), over.peak_over(largest=True), _plain),
+    ("amin", _dense(torch.amin), over.peak_over(largest=False), _plain),
+    ("aminmax", _dense_aminmax, over.aminmax_over, _plain),
+    ("prod", over.prod_of, over.prod_over, _plain),
+    ("nansum", _dense(torch.nansum), over.nansum_over, _plain),
+    ("nanmean", _dense(torch.nanmean), over.nanmean_over, _plain),
+    ("any", _dense(torch.any), over.any_over, _plain),
+    ("all", _dense(torch.all), over.all_over, _plain),
+    ("count_nonzero", _dense_count, over.count_over, _plain),
+    ("logsumexp", _dense(torch.logsumexp), over.logsumexp_over, _plain),
+    ("var", _dense_spread(torch.var), over.var_over, _spread),
+    ("std", _dense_spread(torch.std), over.std_over, _spread),
+    ("var_mean", _dense_spread(torch.var_mean), over.var_mean_over, _spread),
+    ("std_mean", _dense_spread(torch.std_mean), over.std_mean_over, _spread),
+    ("norm", _dense_norm, over.norm_over, _norm),
 )
 SELECTIONS: Sequence[tuple[str, Dense, Ragged, Any]] = (
-    ("argmax", _along(torch.argmax), _argpeak("argmax", True), _needs_dim),
-    ("argmin", _along(torch.argmin), _argpeak("argmin", False), _needs_dim),
-    ("max", _along(torch.max), _first_peak("max", True), _of_entries(torch.max)),
-    ("min", _along(torch.min), _first_peak("min", False), _of_entries(torch.min)),
-    ("median", _along(torch.median), _median, _of_entries(torch.median)),
-    ("nanmedian", _along(torch.nanmedian), _nanmedian, _of_entries(torch.nanmedian)),
+    ("argmax", _along(torch.argmax), over.argpeak_over("argmax", True), _needs_dim),
+    ("argmin", _along(torch.argmin), over.argpeak_over("argmin", False), _needs_dim),
+    ("max", _along(torch.max), over.first_peak_over("max", True), _of_entries(torch.max)),
+    ("min", _along(torch.min), over.first_peak_over("min", False), _of_entries(torch.min)),
+    ("median", _along(torch.median), over.median_over, _of_entries(torch.median)),
+    ("nanmedian", _along(torch.nanmedian), over.nanmedian_over, _of_entries(torch.nanmedian)),
 )
 
 
@@ -548,6 +340,17 @@ def dist(input: Any, other: Any, p: float = 2) -> Tensor:
     return torch.norm(input - other, p)
 
 
+def pairwise_distance(x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Any:
+    """The norm of the difference over the last dim."""
+    return torch.norm(x1 - x2 + eps, p, -1, keepdim)
+
+
+def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+    """The cosine of the angle between vectors along one dim."""
+    first, second = (x / torch.norm(x, 2, dim, True).clamp_min(eps) for x in (x1, x2))
+    return torch.sum(first * second, dim)
+
+
 for _name, _over_dims, _ragged, _signature in ROWS_OF_DATA:
     dispatch.register("reduction", reduction(_name, _over_dims, _ragged, _signature), _name)
 for _name, _over_dims, _ragged, _whole in SELECTIONS:
@@ -557,11 +360,12 @@ for _name, _over_dims, _ragged, _whole in SELECTIONS:
     dispatch.register("reduction", _handler, _name)
 dispatch.register_function(
     "reduction",
-    reduction("vector_norm", _dense_norm, _norm_over, _vector_norm),
+    reduction("vector_norm", _dense_norm, over.norm_over, _vector_norm),
     "linalg_vector_norm",
     torch.linalg.vector_norm,
 )
 dispatch.register("reduction", on_tensor(kthvalue), "kthvalue")
 dispatch.register("reduction", on_tensor(_quantile(ignore_nan=False)), "quantile")
 dispatch.register("reduction", on_tensor(_quantile(ignore_nan=True)), "nanquantile")
-dispatch.register("reduction", on_tensor(dist), "dist")
+for _rule in (dist, pairwise_distance, cosine_similarity):
+    dispatch.register("reduction", on_operands(_rule), _rule.__name__)

@@ -16,39 +16,50 @@ from torch import Tensor
 
 from .. import dispatch
 from ..axis import Grid
+from ..cells import segments_along, static_dim, unstack
 from ..kernels import segment
 from ..layout import cells_at, lengths_of, positions_of
+from ..statistics import ValuesIndices
 from ..tensor import PackedTensor, like
-from .feature import segments_along, static_dim
-from .indexing import unstack
-from .reduction import ValuesIndices
-from .reshape import dims_of
-from .shape import on_tensor
-
+from .shape import dims_of, on_tensor
 
 # ------------------------------------------------------------------ scans
 
 
-def scan(name: str, fill: float) -> Callable[..., Any]:
+def scan(name: str, fill: float) -> Callable[..., PackedTensor]:
     """A scan along one dim; ``fill`` stands behind the valid positions of a ragged one."""
     function = getattr(torch, name)
 
-    def rule(x: PackedTensor, dim: int, *, dtype: Any = None) -> Any:
+    def rule(x: PackedTensor, dim: int, *, dtype: Any = None) -> PackedTensor:
         if dtype is not None:
             x = like(x, x.values.to(dtype))
         segments = segments_along(x, dim)
         if segments is None:
-            return _wrap(x, function(x.values, static_dim(x, dim, name)))
-        out = function(segments.padded(x.values, fill), 1)
-        if isinstance(out, Tensor):
-            return like(x, segments.unpadded(out))
-        return _wrap(x, [segments.unpadded(part) for part in out])
+            return like(x, function(x.values, static_dim(x, dim, name)))
+        return like(x, segments.unpadded(function(segments.padded(x.values, fill), 1)))
 
     return rule
 
 
-def _wrap(x: PackedTensor, out: Any) -> Any:
-    return like(x, out) if isinstance(out, Tensor) else ValuesIndices(like(x, out[0]), like(x, out[1]))
+def running_peak(largest: bool) -> Callable[..., ValuesIndices]:
+    """``cummax`` and ``cummin``: the largest or smallest so far, and where it stands."""
+    name = "cummax" if largest else "cummin"
+
+    def rule(x: PackedTensor, dim: int) -> ValuesIndices:
+        segments = segments_along(x, dim)
+        if segments is None:
+            place = static_dim(x, dim, name)
+            where = segment.running_peak(x.values.detach(), place, largest)
+            return _wrap(x, (x.values.gather(place, where), where))
+        padded = segments.padded(x.values, 0)
+        where = segment.running_peak(padded.detach(), 1, largest)
+        return _wrap(x, [segments.unpadded(part) for part in (padded.gather(1, where), where)])
+
+    return rule
+
+
+def _wrap(x: PackedTensor, pair: Any) -> ValuesIndices:
+    return ValuesIndices(like(x, pair[0]), like(x, pair[1]))
 
 
 # ------------------------------------------------------------------ sorting
@@ -69,9 +80,7 @@ def argsort(x: PackedTensor, dim: int = -1, descending: bool = False, stable: bo
     return sort(x, dim, descending, stable).indices
 
 
-def topk(
-    x: PackedTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
-) -> ValuesIndices:
+def topk(x: PackedTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> ValuesIndices:
     """The ``k`` largest or smallest values along one dim, which becomes static.
 
     Raises:
@@ -105,6 +114,11 @@ def flip(x: PackedTensor, *dims: Any) -> PackedTensor:
             index = _turned(x.grid, segments.axis)
             x = like(x, segment.reorder_rows(x.values, index, index))
     return x
+
+
+def fliplr(x: PackedTensor) -> PackedTensor:
+    """Dim 1 in reverse."""
+    return flip(x, 1)
 
 
 def _turned(grid: Grid, k: int) -> Tensor:
@@ -147,13 +161,11 @@ def rot90(x: PackedTensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> PackedTe
     return flip(x.transpose(a, b), b) if k % 4 else x
 
 
-def diff(
-    x: PackedTensor, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None
-) -> PackedTensor:
+def diff(x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Any:
     """Differences of neighbours along one dim, ``n`` times."""
     if n < 0:
         raise ValueError(f"diff: n must not be negative; got {n}")
-    joined = [part for part in (prepend, x, append) if part is not None]
+    joined: list[Any] = [part for part in (prepend, x, append) if part is not None]
     x = torch.cat(joined, dim) if len(joined) > 1 else x
     before = (slice(None),) * x.dim_index(dim)
     for _ in range(n):
@@ -192,32 +204,27 @@ def normalize(
     return x / torch.linalg.vector_norm(x, p, dim, keepdim=True).clamp_min(eps)
 
 
-def gumbel_softmax(
-    logits: PackedTensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
-) -> PackedTensor:
+def gumbel_softmax(logits: Any, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Any:
     """Softmax of logits with Gumbel noise; ``hard`` gives one-hot values with the soft gradient."""
     noise = -torch.empty_like(logits.values).exponential_().log()
-    soft = torch.softmax((logits + like(logits, noise)) / tau, dim)
+    soft = ((logits + like(logits, noise)) / tau).softmax(dim)
     if not hard:
         return soft
-    first = torch.argmax(soft, dim, keepdim=True)
-    place = like(soft, torch.zeros_like(soft.values, dtype=torch.int64)) + first
-    chosen = (place == _positions_along(soft, dim)).to(soft.dtype)
+    positions = like(soft, torch.ones_like(soft.values, dtype=torch.int64)).cumsum(dim) - 1
+    chosen = (positions == soft.argmax(dim, keepdim=True)).to(soft.dtype)
     return chosen - soft.detach() + soft
 
 
-def _positions_along(x: PackedTensor, dim: int) -> PackedTensor:
-    """The position along one dim of every entry, int64."""
-    return torch.cumsum(like(x, torch.ones_like(x.values, dtype=torch.int64)), dim) - 1
-
-
-for _name, _fill in {"cumsum": 0, "cumprod": 1, "logcumsumexp": 0, "cummax": 0, "cummin": 0}.items():
+for _name, _fill in {"cumsum": 0, "cumprod": 1, "logcumsumexp": 0}.items():
     dispatch.register("scan", on_tensor(scan(_name, _fill)), _name)
 for _rule, _names in {
+    running_peak(largest=True): "cummax",
+    running_peak(largest=False): "cummin",
     sort: "sort",
     argsort: "argsort",
     topk: "topk",
     flip: "flip",
+    fliplr: "fliplr",
     roll: "roll",
     rot90: "rot90",
     diff: "diff",

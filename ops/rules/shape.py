@@ -10,11 +10,43 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .. import dispatch
+from ..axis import Grid
 from ..kernels import structure
-from ..tensor import PackedTensor
-from .reshape import dims_of, reshape
+from ..reshaping import Plan, in_logical_order, is_rest, merged_axis, product
+from ..tensor import ROWS, PackedTensor
 
 Handler = dispatch.Handler
+
+
+def dims_of(args: Sequence[Any]) -> list[Any]:
+    """Dims given one by one or as one sequence."""
+    return list(args[0]) if len(args) == 1 and isinstance(args[0], (list, tuple)) else list(args)
+
+
+def reshape(x: PackedTensor, *shape: Any) -> Any:
+    """``x.reshape(shape)``; all entries in one dim are a dense tensor.
+
+    Raises:
+        ValueError: the sizes do not fit; names both shapes.
+    """
+    target = dims_of(shape)
+    if len(target) == 1 and is_rest(target[0]) and x.order[-1] > len(x.grid.axes):
+        return _all_entries(x)
+    plan = Plan(x, target)
+    plan.run()
+    return plan.build()
+
+
+def _all_entries(x: PackedTensor) -> PackedTensor:
+    """Every valid entry in one dim: rows of an axis whose lengths count entries."""
+    x = in_logical_order(x, with_axes=True)
+    if x.order != tuple(range(len(x.order))) and ROWS not in x.order:
+        raise ValueError(
+            "flattening all dims needs the batch first and the ragged dims before the static ones"
+        )
+    axis = merged_axis(x.grid) if len(x.grid.axes) > 1 else x.grid.axes[0]
+    entries = product(x.values.shape[1:])
+    return PackedTensor(x.values.reshape(-1), Grid((axis.repeat(entries),)), (ROWS,))
 
 
 def permute(x: PackedTensor, *dims: Any) -> PackedTensor:
@@ -147,6 +179,15 @@ def on_tensor(rule: Any) -> Handler:
             args = (kwargs.pop("input"),)
         if not isinstance(args[0], PackedTensor):
             raise TypeError(f"{dispatch.name_of(func)}: the first operand must be the packed one")
+        return rule(*args, **kwargs)
+
+    return handler
+
+
+def on_operands(rule: Any) -> Handler:
+    """A handler from a function of the operator's own arguments."""
+
+    def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return rule(*args, **kwargs)
 
     return handler

@@ -77,6 +77,7 @@ CASES: dict[str, dict[str, tuple[Any, ...]]] = {
         "largest": (_floats(N.total, 3).detach(), *_segments(Grid((N,)), ()), N.positions, 4, True),
     },
     "sort_rows": {"rising": (_floats(N.total, 3).detach(), N.sample_ids, False)},
+    "running_peak": {"rising": (_floats(N.total, 3).detach(), 0, True)},
     "attention": {
         "two_axes": _attention(causal=False),
         "causal": _attention(causal=True),
@@ -92,6 +93,7 @@ CASES: dict[str, dict[str, tuple[Any, ...]]] = {
         "square": (N.lengths, N.offsets, [N.lengths]),
         "three": (N.lengths, N.offsets, [M.lengths] * 2),
     },
+    "longest": {"of_four": (N.lengths,)},
     "grid_map": {
         "shifted": ([N.offsets], [N.offsets], [0], [1], [1], [4, N.total]),
         "last_of_each": ([], [N.offsets], [-1], [-1], [1], [4]),

@@ -15,13 +15,18 @@ from tests.strategies import make
 
 #: Functions whose result is random, or that are about the object and not about its entries.
 LEFT_OUT = (
-    "rand normal dropout bernoulli poisson uniform exponential geometric cauchy rrelu gumbel multinomial "
+    "rand normal binomial dropout bernoulli poisson uniform exponential geometric cauchy rrelu gumbel multinomial "
     "__get__ __set__ __init__ __hash__ __repr__ storage set_ share_memory pin_memory apply_ map_ _backward "
     "empty_like backward register grad_fn data_ptr element_size version names"
 ).split()
 #: Functions whose meaning a batch of one does not show; each has tests of its own: squeeze never takes the
-#: batch, type_as of a dense tensor is dense, cross_entropy has its classes last where dim 1 is ragged.
+#: batch, type_as of a dense tensor is dense, cross_entropy has its classes last where dim 1 is ragged,
+#: what splits, repeats or counts along dim 0 does so with samples.
 TESTED_APART = {
+    *(f"torch.{name}" for name in "chunk tensor_split unbind vsplit nonzero argwhere".split()),
+    "torch.functional.split",
+    "torch.Tensor.split",
+    "torch.repeat_interleave",
     "torch.squeeze",
     "torch.Tensor.squeeze",
     "torch.Tensor.squeeze_",
@@ -102,7 +107,7 @@ def compare(function: Callable, number: int, result: Any) -> None:
     whole = arguments(*(torch.cat(list(b.samples)) for b in SAMPLES))[number]
     for k, part in enumerate(parts(result)):
         if isinstance(part, PackedTensor):
-            if part.dim() == 1 or part.order[0] != 0:
+            if part.dim() == 1 or part.order[0] != 0 or part.batch_size != len(samples):
                 continue
             assert_matches(part, [parts(function(*args))[k][0] for args in samples])
         elif part.dim() == 0:

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -156,6 +157,37 @@ def test_no_samples_is_an_ordinary_batch() -> None:
         assert (x + 1).to_list() == []
         assert x.sum(1).shape == (0, 4)
         assert torch.equal(x.sum((0, 1)), torch.zeros(4, dtype=x.dtype))
+
+
+WITHOUT_SAMPLES: dict[str, Callable[[PackedTensor], Any]] = {
+    "pointwise": lambda x: x.relu() * 2 + x,
+    "by_feature": lambda x: x + torch.ones(4),
+    "by_position": lambda x: x + torch.ones(1, 9, 4)[:, : x.shape[1]],
+    "linear": lambda x: F.linear(x, torch.ones(4, 4)),
+    "layer_norm": lambda x: F.layer_norm(x, (4,)),
+    "softmax": lambda x: x.softmax(-1),
+    "pair": lambda x: (x[:, :, None] + x[:, None]).mean(2),
+    "transposed_pair": lambda x: (p := x[:, :, None] + 2 * x[:, None]) + p.transpose(1, 2),
+    "slice": lambda x: x[:, 1:] - x[:, :-1],
+    "samples": lambda x: x[:2],
+    "heads": lambda x: x.view(*x.shape[:2], 2, 2).transpose(1, 2).transpose(1, 2).flatten(2),
+    "rows": lambda x: x.flatten(0, 1).tanh().view(*x.shape),
+    "attention": lambda x: F.scaled_dot_product_attention(x, x, x),
+    "sum": lambda x: x.sum(1),
+    "last": lambda x: x[:, -1],
+    "peak": lambda x: x.amax(1),
+    "encoder": lambda x: torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)(x),
+}
+
+
+@pytest.mark.parametrize("name", list(WITHOUT_SAMPLES))
+def test_rules_take_a_batch_without_samples(name: str) -> None:
+    x = PackedTensor.from_offsets(torch.zeros(0, 4), torch.zeros(1, dtype=torch.int32)).requires_grad_()
+    out = WITHOUT_SAMPLES[name](x)
+    assert out.shape[0] == 0
+    assert out.shape[-1] == 4
+    out.sum().backward()
+    assert x.grad is not None and x.grad.values.shape == (0, 4)
 
 
 def test_an_empty_list_is_refused() -> None:

@@ -1,7 +1,8 @@
-"""Reshape: dims matched from left to right, merged and split.
+"""The plan of a reshape: dims of a packed tensor matched with target sizes, from left to right.
 
-An entry of ``x.shape`` for a ragged dim means its axis; a plain integer is a fixed size; ``-1`` is the
-rest: the static dims there, the axes there merged into one, or batch and axes as valid rows.
+A ragged dim is named by its entry of ``x.shape`` (in a graph: a symbol equal to it), a plain integer is a
+fixed size, ``-1`` is the rest: the static dims there, the axes there merged into one, or batch and axes
+as valid rows.
 """
 
 from __future__ import annotations
@@ -12,31 +13,12 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from ..align import Layout, packed_payload
-from ..axis import Axis, Extent, Grid, Token, same_axis
-from ..kernels import structure
-from ..tensor import ROWS, PackedTensor
+from .align import Layout, packed_payload
+from .axis import Axis, Extent, Grid, Token, same_axis
+from .kernels import structure
+from .tensor import ROWS, PackedTensor
 
 REST = -1
-
-
-def dims_of(args: Sequence[Any]) -> list[Any]:
-    """Dims given one by one or as one sequence."""
-    return list(args[0]) if len(args) == 1 and isinstance(args[0], (list, tuple)) else list(args)
-
-
-def reshape(x: PackedTensor, *shape: Any) -> Any:
-    """``x.reshape(shape)``; all entries in one dim are a dense tensor.
-
-    Raises:
-        ValueError: the sizes do not fit; names both shapes.
-    """
-    target = dims_of(shape)
-    if len(target) == 1 and _is_rest(target[0]) and x.order[-1] > len(x.grid.axes):
-        return _all_entries(x)
-    plan = _Plan(x, target)
-    plan.run()
-    return plan.build()
 
 
 def in_logical_order(x: PackedTensor, with_axes: bool) -> PackedTensor:
@@ -76,22 +58,10 @@ def merged_axis(grid: Grid) -> Axis:
             token=token,
         )
 
-    return grid.part.cached("merged", build)
+    return grid.part.part("merged", build)
 
 
-def _all_entries(x: PackedTensor) -> PackedTensor:
-    """Every valid entry in one dim: rows of an axis whose lengths count entries."""
-    x = in_logical_order(x, with_axes=True)
-    if x.order != tuple(range(len(x.order))) and ROWS not in x.order:
-        raise ValueError(
-            "flattening all dims needs the batch first and the ragged dims before the static ones"
-        )
-    axis = merged_axis(x.grid) if len(x.grid.axes) > 1 else x.grid.axes[0]
-    entries = _product(x.values.shape[1:])
-    return PackedTensor(x.values.reshape(-1), Grid((axis.repeat(entries),)), (ROWS,))
-
-
-def _is_rest(size: Any) -> bool:
+def is_rest(size: Any) -> bool:
     return not isinstance(size, Extent) and statically_known_true(size == REST)
 
 
@@ -99,7 +69,7 @@ def _equal(a: Any, b: Any) -> bool:
     return statically_known_true(a == b)
 
 
-class _Plan:
+class Plan:
     """One reshape.
 
     ``result`` collects the logical dims of the result: "batch", "rows", an Axis, or a static size in a
@@ -132,7 +102,7 @@ class _Plan:
 
     def batch(self, i: int, j: int) -> tuple[int, int]:
         size, end = self.target[j], self.axes_end(i + 1)
-        rest = _is_rest(size)
+        rest = is_rest(size)
         if (end == i + 1 or self.names_axis_next(j + 1)) and (rest or _equal(size, self.x.grid.batch_size)):
             self.result.append("batch")
             return i + 1, j + 1
@@ -145,12 +115,16 @@ class _Plan:
     def rows(self, i: int, j: int) -> tuple[int, int]:
         axes, size = self.x.grid.axes, self.target[j]
         named = self.target[j + 1 : j + 1 + self.k]
-        whole = _is_rest(size) or _equal(size, self.x.grid.batch_size)
-        rest = [self.k == 1 and _is_rest(s) and not _is_rest(size) for s in named]
-        if whole and len(named) == self.k and all(r or self.names(s, a) for r, s, a in zip(rest, named, axes)):
+        whole = is_rest(size) or _equal(size, self.x.grid.batch_size)
+        rest = [self.k == 1 and is_rest(s) and not is_rest(size) for s in named]
+        if (
+            whole
+            and len(named) == self.k
+            and all(r or self.names(s, a) for r, s, a in zip(rest, named, axes))
+        ):
             self.result += ["batch", *axes]
             return i + 1, j + 1 + self.k
-        if _is_rest(size) or _equal(size, self.x.grid.cells):
+        if is_rest(size) or _equal(size, self.x.grid.cells):
             self.result.append("rows")
             return i + 1, j + 1
         return self.one_or_fail(i, j)
@@ -165,7 +139,7 @@ class _Plan:
         if self.names(size, axis):
             self.result.append(axis)
             return i + 1, j + 1
-        if not _is_rest(size):
+        if not is_rest(size):
             return self.one_or_fail(i, j)
         end = self.axes_end(i)
         if end == i + 1 or len(self.target) - j > len(self.x.order) - end + 1:
@@ -198,11 +172,11 @@ class _Plan:
                 break
             taken.append(self.target[j])
             j += 1
-        known = [size for size in taken if not _is_rest(size)]
-        product = _product(known)
-        if len(known) == len(taken) - 1 and _equal(total % max(product, 1), 0):
-            taken = [total // max(product, 1) if _is_rest(size) else size for size in taken]
-        elif len(known) != len(taken) or not _equal(product, total):
+        known = [size for size in taken if not is_rest(size)]
+        whole = product(known)
+        if len(known) == len(taken) - 1 and _equal(total % max(whole, 1), 0):
+            taken = [total // max(whole, 1) if is_rest(size) else size for size in taken]
+        elif len(known) != len(taken) or not _equal(whole, total):
             self.fail()
         self.result += [[size] for size in taken]
         return end, j
@@ -210,7 +184,7 @@ class _Plan:
     def run_is_over(self, taken: list[Any], total: Any, j: int, end: int) -> bool:
         """Whether sizes ``taken`` make up a static run that ends before a batch or ragged dim ``end``."""
         if _known(taken):
-            return _equal(_product(taken), total)
+            return _equal(product(taken), total)
         left = len(self.x.order) - end
         return self.x.order[end] == 0 and len(self.target) - j <= left
 
@@ -232,7 +206,7 @@ class _Plan:
         for size in self.target[j:]:
             if (
                 isinstance(size, Extent)
-                or _is_rest(size)
+                or is_rest(size)
                 or any(self.names(size, a) for a in self.x.grid.axes)
             ):
                 return True
@@ -276,7 +250,7 @@ class _Plan:
         )
 
 
-def _product(sizes: Sequence[Any]) -> Any:
+def product(sizes: Sequence[Any]) -> Any:
     total: Any = 1
     for size in sizes:
         total = total * size
@@ -284,4 +258,4 @@ def _product(sizes: Sequence[Any]) -> Any:
 
 
 def _known(sizes: Sequence[Any]) -> bool:
-    return not any(_is_rest(size) for size in sizes)
+    return not any(is_rest(size) for size in sizes)

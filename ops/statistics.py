@@ -1,0 +1,225 @@
+"""Statistics over segments and over dims of the payload at once: what reductions compute.
+
+Every function takes ``values`` [cells, *], ``dims`` of the payload that are reduced along (kept with
+size 1) and the segments, and gives [rows, *]. Half precision accumulates in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .segments import Segments
+
+HALF = (torch.float16, torch.bfloat16)
+INF = float("inf")
+Over = Callable[..., Any]
+
+
+class ValuesIndices(NamedTuple):
+    """Values and where they stand: positions inside the sample along the dim."""
+
+    values: Any
+    indices: Any
+
+
+class MinMax(NamedTuple):
+    """The smallest and the largest value."""
+
+    min: Any
+    max: Any
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values.float() if values.dtype in HALF else values
+
+
+def sum_over(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
+    return segments.sum(values.sum(dims, keepdim=True) if dims else values)
+
+
+def _counts(like: Tensor, values: Tensor, dims: list[int], segments: Segments) -> Tensor:
+    """How many entries of ``values`` went into each entry of ``like``."""
+    counts = segments.counts().to(like.real.dtype).view(-1, *[1] * (like.dim() - 1))
+    for d in dims:
+        counts = counts * values.shape[d]
+    return counts
+
+
+def mean_over(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
+    if not (values.is_floating_point() or values.is_complex()):
+        raise RuntimeError(f"mean needs a floating or complex dtype; got {values.dtype}")
+    wide = _wide(values)
+    total = segments.sum(wide.mean(dims, keepdim=True) if dims else wide)
+    return (total / _counts(total, values, [], segments)).to(values.dtype)
+
+
+def var_mean_over(
+    values: Tensor, dims: list[int], segments: Segments, correction: float
+) -> tuple[Tensor, Tensor]:
+    wide = _wide(values)
+    total = sum_over(wide, dims, segments)
+    counts = _counts(total, values, dims, segments)
+    mean = total / counts
+    centred = wide - segments.expand(mean)
+    square = centred.abs().square() if values.is_complex() else centred.square()
+    var = sum_over(square, dims, segments) / (counts - correction).clamp_min(0)
+    return var.to(values.real.dtype), mean.to(values.dtype)
+
+
+def var_over(values: Tensor, dims: list[int], segments: Segments, correction: float) -> Tensor:
+    return var_mean_over(values, dims, segments, correction)[0]
+
+
+def std_over(values: Tensor, dims: list[int], segments: Segments, correction: float) -> Tensor:
+    return _root(var_mean_over(_wide(values), dims, segments, correction)[0]).to(values.real.dtype)
+
+
+def std_mean_over(
+    values: Tensor, dims: list[int], segments: Segments, correction: float
+) -> tuple[Tensor, Tensor]:
+    var, mean = var_mean_over(_wide(values), dims, segments, correction)
+    return _root(var).to(values.real.dtype), mean.to(values.dtype)
+
+
+def _root(values: Tensor, power: float = 0.5) -> Tensor:
+    """``values ** power`` whose gradient at 0 is 0."""
+    zero = values == 0
+    return values.masked_fill(zero, 1).pow(power).masked_fill(zero, 0)
+
+
+def norm_over(values: Tensor, dims: list[int], segments: Segments, ord: float) -> Tensor:
+    if not (values.is_floating_point() or values.is_complex()):
+        raise RuntimeError(f"a norm needs a floating or complex dtype; got {values.dtype}")
+    size = values.abs() if ord != 2 or values.is_complex() else values
+    if abs(ord) == INF:
+        if ord < 0:
+            segments.require_filled("the norm of order -inf")
+        return segments.peak(size, dims, ord > 0)
+    wide = _wide(size)
+    powers = wide if ord == 1 else wide.square() if ord == 2 else _root(wide, ord)
+    total = sum_over(powers if ord >= 0 else wide.pow(ord), dims, segments)
+    if ord not in (0, 1):
+        total = _root(total, 1 / ord) if ord > 0 else total.pow(1 / ord)
+    return total.to(size.dtype)
+
+
+def logsumexp_over(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
+    wide = _wide(values if values.is_floating_point() else values.float())
+    top = segments.peak(wide.detach(), dims, True)
+    top = top.masked_fill(top.abs() == INF, 0)
+    total = sum_over((wide - segments.expand(top)).exp(), dims, segments)
+    return (total.log() + top).to(values.dtype if values.is_floating_point() else wide.dtype)
+
+
+def nansum_over(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
+    return sum_over(values.masked_fill(values.isnan(), 0), dims, segments)
+
+
+def nanmean_over(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
+    wide, missing = _wide(values), values.isnan()
+    total = sum_over(wide.masked_fill(missing, 0), dims, segments)
+    return (total / sum_over(~missing, dims, segments)).to(values.dtype)
+
+
+def count_over(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
+    return sum_over(values != 0, dims, segments)
+
+
+def any_over(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
+    found = sum_over(values != 0, dims, segments) > 0
+    return found.to(torch.uint8) if values.dtype == torch.uint8 else found
+
+
+def all_over(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
+    found = sum_over(values == 0, dims, segments) == 0
+    return found.to(torch.uint8) if values.dtype == torch.uint8 else found
+
+
+def prod_over(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
+    """Along the padded axis: the gradient of a product needs all its factors."""
+    return prod_of(segments.padded(values, 1).prod(1), dims)
+
+
+def prod_of(values: Tensor, dims: list[int]) -> Tensor:
+    for d in dims:
+        values = values.prod(d, keepdim=True)
+    return values
+
+
+def peak_over(largest: bool) -> Over:
+    name = "amax" if largest else "amin"
+
+    def ragged(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
+        segments.require_filled(name)
+        return segments.peak(values, dims, largest)
+
+    return ragged
+
+
+def aminmax_over(values: Tensor, dims: list[int], segments: Segments) -> MinMax:
+    segments.require_filled("aminmax")
+    return MinMax(segments.peak(values, dims, False), segments.peak(values, dims, True))
+
+
+# ------------------------------------------------------------------ one position of each segment
+
+
+def argpeak_over(name: str, largest: bool) -> Over:
+    def ragged(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
+        segments.require_filled(name)
+        return segments.argpeak(values, largest)
+
+    return ragged
+
+
+def first_peak_over(name: str, largest: bool) -> Over:
+    def ragged(values: Tensor, dims: list[int], segments: Segments) -> ValuesIndices:
+        segments.require_filled(name)
+        where = segments.argpeak(values, largest)
+        return ValuesIndices(values.gather(0, segments.cells(where)), where)
+
+    return ragged
+
+
+def rank_over(values: Tensor, segments: Segments, rank: Callable[[Tensor, Tensor], Tensor]) -> Any:
+    """Values of a rank in each segment, with their positions.
+
+    ``rank(counts, valid)`` -> int [rows, *]: from the cells of each segment and those that are not nan.
+    """
+    counts = segments.counts().long().view(-1, *[1] * (values.dim() - 1))
+    valid = segments.sum(~values.isnan()) if values.is_floating_point() else counts
+    chosen = rank(counts, valid).expand(segments.rows, *values.shape[1:])
+    cells = segments.sorted(values).gather(0, segments.slots(chosen))
+    return ValuesIndices(values.gather(0, cells), segments.positions_at(cells))
+
+
+def median_over(values: Tensor, dims: list[int], segments: Segments) -> ValuesIndices:
+    segments.require_filled("median")
+    return rank_over(values, segments, lambda n, valid: torch.where(valid < n, n - 1, (n - 1) // 2))
+
+
+def nanmedian_over(values: Tensor, dims: list[int], segments: Segments) -> ValuesIndices:
+    segments.require_filled("nanmedian")
+    return rank_over(values, segments, lambda n, valid: ((valid - 1) // 2).clamp_min(0))
+
+
+def quantile_over(
+    values: Tensor, segments: Segments, q: float, ignore_nan: bool, interpolation: str
+) -> Tensor:
+    valid = segments.sum(~values.isnan())
+    counts = segments.counts().view(-1, *[1] * (values.dim() - 1)).expand_as(valid)
+    rank = q * ((valid if ignore_nan else counts) - 1).clamp_min(0).to(values.dtype)
+    if not ignore_nan:
+        rank = torch.where(valid < counts, (counts - 1).to(values.dtype), rank)
+    if interpolation in ("lower", "higher", "nearest"):
+        rank = {"lower": torch.floor, "higher": torch.ceil, "nearest": torch.round}[interpolation](rank)
+    order, low = segments.sorted(values), rank.floor()
+    below, above = (
+        values.gather(0, order.gather(0, segments.slots(place.long()))) for place in (low, rank.ceil())
+    )
+    weight = torch.full_like(rank, 0.5) if interpolation == "midpoint" else rank - low
+    return below.lerp(above, weight)

@@ -1,0 +1,333 @@
+"""Tests that nobody here wrote: PyTorch's own sample inputs for every operator of the table, made ragged.
+
+``op_db`` holds, for each operator, calls that PyTorch tests it with. Each call's input is taken for a padded
+batch: dim 0 is the batch, a choice of the other dims is cut to lengths of each sample's own, and further
+operands of the same sizes are cut alike. The operator on the packed tensor has to give, for each sample,
+what the same call gives on that sample alone, values and gradients; or it refuses.
+
+``UNCOMPARED`` is the ledger of operators of which no call can be compared, with the reason. An entry of which
+a call compares fails the suite, and so does an operator without an entry of which none does.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing._internal.common_methods_invocations import op_db
+
+from ops import PackedTensor, dispatch, is_packed
+from ops.tensor import ROWS as MERGED
+
+REFUSALS = (NotImplementedError, TypeError, ValueError, IndexError, RuntimeError)
+CONDITIONS = ("ragged", "equal", "one sample", "an empty sample", "one position")
+#: Kinds whose operands broadcast; an operand of fewer dims is something else for the others.
+BROADCASTING = ("pointwise", "loss")
+#: Operators whose results are random or uninitialised; tests of their own look at structure and statistics.
+RANDOM = {
+    *("rand_like", "randn_like", "randint_like", "empty_like", "new_empty", "bernoulli", "multinomial"),
+    *(
+        "normal",
+        "uniform",
+        "rrelu",
+        "dropout",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "alpha_dropout",
+        "feature_alpha_dropout",
+    ),
+}
+#: Operators whose sample inputs mean something else once they are cut; each has tests of its own.
+APART = {
+    "squeeze": "the reference squeezes its batch of one",
+    "unbind": "the batch unbound is samples, not a batch",
+    "diff": "what is prepended is cut where its size happens to be the input's",
+    "embedding": "the table is the input's place here, and would be packed",
+    "multi_head_attention_forward": "its weights are cut where their sizes are the input's",
+}
+_WHOLE = "its result belongs to the whole batch and is not compared by sample"
+_SIZES = "its calls name plain sizes, which never mean a ragged dim"
+_OTHER = "its operands are of other shapes than the input, and stay dense"
+_SMALL = "its sample inputs have no second dim to cut, or not more than one sample"
+_SHORT = "its calls name positions that shorter samples lack"
+#: The ledger: operators of which no call can be compared, with the reason.
+UNCOMPARED: dict[str, str] = {
+    **dict.fromkeys(
+        ("allclose", "equal", "argwhere", "nonzero", "dist", "norm.fro", "norm.nuc", "ravel"), _WHOLE
+    ),
+    **dict.fromkeys(("max.reduction_no_dim", "min.reduction_no_dim", "masked_select"), _WHOLE),
+    **dict.fromkeys((f"{n}.unbiased" for n in ("std", "var", "std_mean", "var_mean")), _WHOLE),
+    **dict.fromkeys(
+        ("reshape", "view", "reshape_as", "view_as", "new_full", "new_ones", "new_zeros"), _SIZES
+    ),
+    **dict.fromkeys(
+        (f"nn.functional.{n}" for n in ("cross_entropy", "scaled_dot_product_attention")), _OTHER
+    ),
+    **dict.fromkeys(("searchsorted", "isin", "broadcast_tensors", "expand_as"), _OTHER),
+    **dict.fromkeys((f"nn.functional.{n}" for n in ("layer_norm", "rms_norm", "soft_margin_loss")), _SMALL),
+    **dict.fromkeys((f"nn.functional.{n}" for n in ("l1_loss", "mse_loss", "smooth_l1_loss")), _SMALL),
+    **dict.fromkeys(
+        ("i0", "special.i0e", "special.i1", "special.i1e", "column_stack", "permute", "vsplit"), _SMALL
+    ),
+    **dict.fromkeys(("index_add", "index_copy", "index_put", "select_scatter"), _SHORT),
+    "diagonal": "two ragged dims of one axis are needed, and here each dim is an axis of its own",
+    "imag": "integers stand for complex numbers here",
+    "nn.functional.silu.complex": "integers stand for complex numbers here",
+}
+
+
+@dataclass
+class Tally:
+    """What came of an operator's calls."""
+
+    right: int = 0
+    refused: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call made ragged: which dims, each sample's lengths along them, and the order of storage."""
+
+    dims: tuple[int, ...]
+    lengths: tuple[tuple[int, ...], ...]
+    backwards: bool
+    condition: str
+
+
+def lengths_of(size: int, batch: int, condition: str, seed: int) -> tuple[int, ...]:
+    """Lengths of ``batch`` samples, the largest being ``size``."""
+    if condition == "equal":
+        return (size,) * batch
+    if condition == "one position":
+        return (1,) * (batch - 1) + (size,)
+    drawn = torch.randint(1, size + 1, (batch,), generator=torch.Generator().manual_seed(seed)).tolist()
+    drawn[seed % batch] = size
+    if condition == "an empty sample" and batch > 1:
+        drawn[(seed + 1) % batch] = 0
+    return tuple(drawn)
+
+
+def cases(shape: torch.Size, thorough: bool) -> Iterator[Case]:
+    """The ways to make a call with an input of this shape ragged."""
+    dims = [d for d in range(1, len(shape)) if shape[d] > 1]
+    choices = [c for k in (1, 2) for c in itertools.combinations(dims, k)]
+    conditions = CONDITIONS if thorough else ("ragged", "an empty sample", "equal")
+    for number, (chosen, condition) in enumerate(itertools.product(choices, conditions)):
+        batch = 1 if condition == "one sample" else shape[0]
+        lengths = tuple(lengths_of(shape[d], batch, condition, number + d) for d in chosen)
+        for backwards in (False, True) if thorough and len(chosen) > 1 else (False,):
+            yield Case(chosen, lengths, backwards, condition)
+
+
+class Call:
+    """One sample input and one way to make it ragged."""
+
+    def __init__(self, sample: Any, case: Case, broadcasts: bool = True) -> None:
+        self.sample, self.case, self.broadcasts = sample, case, broadcasts
+        self.shape = leading(sample.input).shape
+        self.batch = len(case.lengths[0])
+
+    def is_like_input(self, x: Any) -> bool:
+        return isinstance(x, Tensor) and x.shape == self.shape
+
+    def of_sample(self, x: Any, i: int) -> Any:
+        """An operand as sample ``i`` sees it, with a batch dim of 1."""
+        if isinstance(x, (list, tuple)):
+            return type(x)(self.of_sample(item, i) for item in x)
+        if not isinstance(x, Tensor) or not x.dim():
+            return x
+        lead = len(self.shape) - x.dim()
+        if lead and not self.broadcasts:
+            return x
+        for d, size in enumerate(self.shape):
+            if d < lead or x.shape[d - lead] != size or size == 1:
+                continue
+            if d == 0:
+                x = x.narrow(0, i, 1)
+            elif d in self.case.dims:
+                x = x.narrow(d - lead, 0, self.case.lengths[self.case.dims.index(d)][i])
+        return x
+
+    def packed(self, x: Any) -> Any:
+        """An operand as the packed call takes it; operands of the input's shape are packed."""
+        if isinstance(x, (list, tuple)):
+            return type(x)(self.packed(item) for item in x)
+        if not self.is_like_input(x):
+            batch_first = (
+                isinstance(x, Tensor) and x.dim() == len(self.shape) and x.shape[0] == self.shape[0] > 1
+            )
+            return x[: self.batch] if batch_first else x
+        order = list(range(1, x.dim()))
+        if self.case.backwards:
+            order.reverse()
+        names = [f"n{d}" if d in self.case.dims else "_" for d in order]
+        samples = [self.of_sample(x, i)[0].permute([d - 1 for d in order]) for i in range(self.batch)]
+        packed = PackedTensor.from_list(samples, " ".join(names))
+        return packed.permute(0, *[order.index(d) + 1 for d in range(1, x.dim())])
+
+    def arguments(self, convert: Callable[[Any], Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        s = self.sample
+        keyed = {name: convert(value) for name, value in s.kwargs.items()}
+        return convert(s.input), tuple(convert(a) for a in s.args), keyed
+
+
+def leading(x: Any) -> Any:
+    """The operand, or the first of a list of them, that decides what is made ragged."""
+    return x[0] if isinstance(x, (list, tuple)) and x else x
+
+
+def parts(result: Any) -> list[Any]:
+    """The tensors of a result."""
+    flat = result if isinstance(result, (list, tuple)) else [result]
+    return [part for part in flat if isinstance(part, Tensor) or is_packed(part)]
+
+
+def leaves(x: Any, differentiable: bool) -> Any:
+    """A copy of the input, or of each of a list of inputs, that collects a gradient."""
+    if isinstance(x, (list, tuple)):
+        return type(x)(leaves(item, differentiable) for item in x)
+    return x.clone().requires_grad_() if differentiable else x
+
+
+def by_sample(part: Any, batch: int) -> tuple[list[Tensor], int] | None:
+    """A packed call's result as samples, and the place of its batch dim; None if it has none."""
+    if is_packed(part):
+        return None if MERGED in part.order else (part.to_list(), part.order.index(0))
+    return (list(part.unbind(0)), 0) if part.dim() and part.shape[0] == batch else None
+
+
+def run(
+    op: Callable, call: Call, convert: Callable[[Any], Any], differentiable: bool
+) -> tuple[Any, list[Any]]:
+    """The first input, as a leaf, and the results of one call."""
+    x, args, kwargs = call.arguments(convert)
+    x = leaves(x, differentiable)
+    return leading(x), parts(op(x, *args, **kwargs))
+
+
+def has_gradient(op: Callable, call: Call) -> bool:
+    """Whether PyTorch differentiates this call on a dense sample."""
+    x = leading(call.sample.input)
+    if not (x.is_floating_point() or x.is_complex()):
+        return False
+    try:
+        y, results = run(op, call, lambda a: call.of_sample(a, 0), True)
+        loss = sum((r.sum().abs() for r in results if r.requires_grad), torch.zeros(()))
+        return torch.autograd.grad(loss, y, allow_unused=True)[0] is not None
+    except (RuntimeError, NotImplementedError):
+        return False
+
+
+def weighted(x: Tensor) -> Tensor:
+    """A number that every entry has its own share in."""
+    weight = torch.linspace(0.5, 1.5, x.numel(), dtype=torch.float64).view(x.shape)
+    return (x * weight).sum().abs()
+
+
+def compare(op: Callable, call: Call) -> int:
+    """Compare one call; returns how many results were compared. Raises AssertionError where one is wrong."""
+    differentiable = has_gradient(op, call)
+    x, got = run(op, call, call.packed, differentiable)
+    dense = [run(op, call, lambda a, i=i: call.of_sample(a, i), differentiable) for i in range(call.batch)]
+    compared, packed_loss, dense_losses = 0, [], [[] for _ in range(call.batch)]
+    for k, part in enumerate(got):
+        samples = by_sample(part, call.batch)
+        if samples is None:
+            continue
+        compared += 1
+        for i, (_, results) in enumerate(dense):
+            expected = results[k].select(samples[1], 0)
+            torch.testing.assert_close(samples[0][i], expected, equal_nan=True, rtol=1e-7, atol=1e-8)
+            if expected.requires_grad and expected.isfinite().all():
+                packed_loss.append(weighted(samples[0][i]))
+                dense_losses[i].append(weighted(expected))
+    if packed_loss:
+        sum(packed_loss).backward()
+        for i, (y, results) in enumerate(dense):
+            if not all(r.isfinite().all() for r in results):
+                continue
+            loss = sum(dense_losses[i], torch.zeros((), requires_grad=True))
+            (gradient,) = torch.autograd.grad(loss, y, allow_unused=True, materialize_grads=True)
+            torch.testing.assert_close(x.grad.to_list()[i], gradient[0], equal_nan=True, rtol=1e-6, atol=1e-7)
+    return compared
+
+
+def usable_samples(info: Any) -> list[Any]:
+    """The sample inputs that can be taken for a batch; long vectors are folded for pointwise operators."""
+    found = []
+    for sample in info.sample_inputs("cpu", torch.float64 if torch.float64 in info.dtypes else torch.int64):
+        first = leading(sample.input)
+        if not isinstance(first, Tensor) or not first.numel():
+            continue
+        others = [t for t in (sample.input if first is not sample.input else []) if t.shape != first.shape]
+        alone = not any(isinstance(a, Tensor) for a in (*sample.args, *sample.kwargs.values()))
+        if first.dim() == 1 and first.numel() % 4 == 0 and alone and first is sample.input:
+            sample.input = first.view(4, -1)
+            found.append(sample)
+        elif first.dim() >= 2 and first.shape[0] > 1 and not others:
+            found.append(sample)
+    return found
+
+
+def sweep(info: Any, thorough: bool) -> Tally:
+    """All calls of one operator."""
+    tally = Tally()
+    kind = dispatch.ROWS[info.name.split(".")[-1]].kind
+    usable = usable_samples(info)
+    for sample in usable if thorough else usable[:: max(len(usable) // 16, 1)]:
+        for case in cases(leading(sample.input).shape, thorough):
+            call = Call(sample, case, kind in BROADCASTING)
+            label = f"{tuple(call.shape)} {sample.args} {sample.kwargs} {case}"[:300]
+            try:
+                tally.right += compare(info.op, call) > 0
+            except REFUSALS as error:
+                tally.refused.append(f"{label}: {type(error).__name__} {error}"[:500])
+            except AssertionError as error:
+                tally.wrong.append(f"{label}: {error}"[:700])
+    return tally
+
+
+def operators() -> dict[str, Any]:
+    """The operators of the table for which PyTorch has sample inputs."""
+    found = {}
+    for info in op_db:
+        name = info.name.split(".")[-1]
+        if (
+            name in dispatch.ROWS
+            and name not in {*RANDOM, *APART}
+            and not info.name.startswith(("masked.", "_refs", "linalg."))
+        ):
+            found[f"{info.name}.{info.variant_test_name}".rstrip(".")] = info
+    return found
+
+
+OPERATORS = operators()
+
+
+def judge(name: str, thorough: bool) -> None:
+    tally = sweep(OPERATORS[name], thorough)
+    assert not tally.wrong, f"{len(tally.wrong)} wrong calls, e.g.\n" + "\n".join(tally.wrong[:3])
+    if name in UNCOMPARED:
+        assert not tally.right, f"{name} is in the ledger ({UNCOMPARED[name]}), but compares: strike it"
+    else:
+        assert tally.right, "no call could be compared, e.g.\n" + "\n".join(tally.refused[:2])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", sorted(OPERATORS))
+def test_sample_inputs_made_ragged(name: str) -> None:
+    judge(name, thorough=False)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", sorted(OPERATORS))
+def test_sample_inputs_made_ragged_in_every_way(name: str) -> None:
+    judge(name, thorough=True)
