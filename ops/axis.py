@@ -28,12 +28,9 @@ import torch
 from torch import Tensor
 from torch._dynamo.decorators import mark_unbacked, maybe_mark_dynamic
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .kernels import structure
-
-Lengths = Tensor | np.ndarray | Sequence[int]
-Step = tuple[int, int, int]
+from .lengths import Lengths, Step, brief, compose, derived_maximum, host_lengths
 
 #: Dims that hold the batch size carry one name, so that a graph knows that they agree.
 BATCH = "packed.batch"
@@ -220,7 +217,7 @@ class Axis(Partition):
         steps: tuple[Step, ...] = (),
     ) -> None:
         if sizes is None:
-            host = _host_lengths(lengths)
+            host = host_lengths(lengths)
             place = offsets.device if offsets is not None else torch.device(device or "cpu")
             lengths, computed, extent = structure.partition(host, place)
             offsets = computed if offsets is None else offsets
@@ -268,14 +265,14 @@ class Axis(Partition):
     def _derived(self, step: Step) -> Axis:
         cap, shift, stride = step
         lengths, offsets, extent = structure.derive(self.lengths, self.offsets, cap, shift, stride)
-        peak = structure.extent(_derived_maximum(self.max_length, step))
+        peak = structure.extent(derived_maximum(self.max_length, step))
         return Axis(
             lengths,
             offsets,
             name=self.name,
             sizes=(extent, peak),
             token=self.token,
-            steps=_append(self.steps, step),
+            steps=compose(self.steps, step),
         )
 
     def repeat(self, times: int) -> Axis:
@@ -363,7 +360,7 @@ class Axis(Partition):
         return self.cached(("batches", parents[1:]), build)
 
     def __repr__(self) -> str:
-        return f"Axis({self.label}: {_brief(self.lengths.tolist())})"
+        return f"Axis({self.label}: {brief(self.lengths.tolist())})"
 
 
 class Grid:
@@ -562,49 +559,6 @@ def _require_batch(a: Axis, b: Axis) -> None:
         raise ValueError(
             f"axes '{a.label}' and '{b.label}' are of batches of {a.batch_size} and {b.batch_size} samples"
         )
-
-
-def _append(steps: tuple[Step, ...], step: Step) -> tuple[Step, ...]:
-    """Compose length functions and bring them to normal form.
-
-    ``(n + a) // s`` then ``(m + b) // t`` is ``(n + a + s * b) // (s * t)``, exactly, unless a negative
-    intermediate length that was clamped to 0 would become positive again.
-    """
-    if not steps or step[0] != structure.NO_CAP:
-        return steps + (step,)
-    (cap, a, s), (_, b, t) = steps[-1], step
-    if b >= t and a < 0:
-        return steps + (step,)
-    merged = (cap, a + s * b, s * t)
-    return steps[:-1] if merged == (structure.NO_CAP, 0, 1) else steps[:-1] + (merged,)
-
-
-def _derived_maximum(longest: Any, step: Step) -> Any:
-    """The largest length of a derived axis; an expression in the parent's, in a graph."""
-    cap, shift, stride = step
-    if cap != structure.NO_CAP and not statically_known_true(longest <= cap):
-        longest = cap if statically_known_true(longest >= cap) else torch.sym_min(longest, cap)
-    longest = (longest + shift) // stride
-    if statically_known_true(longest >= 0):
-        return longest
-    return 0 if statically_known_true(longest < 0) else torch.sym_max(longest, 0)
-
-
-def _host_lengths(lengths: Lengths) -> np.ndarray:
-    if isinstance(lengths, Tensor):
-        lengths = lengths.detach().cpu().numpy()
-    host = np.array(lengths, dtype=np.int64)
-    if host.ndim != 1:
-        raise ValueError(f"lengths must be one number a sample; got shape {host.shape}")
-    if host.size and host.min() < 0:
-        sample = int(np.argmin(host))
-        raise ValueError(f"sample {sample} has the negative length {int(host[sample])}")
-    return host
-
-
-def _brief(numbers: list[int], most: int = 8) -> str:
-    shown = ", ".join(str(n) for n in numbers[:most])
-    return f"[{shown}, ... {len(numbers)} samples]" if len(numbers) > most else f"[{shown}]"
 
 
 torch.serialization.add_safe_globals([Token, Partition, Axis, Grid])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ops import is_packed
-from ops.testing import Ragged, assert_matches, check, pack
+from ops.testing import Dense, Ragged, assert_matches, check, pack
 from tests.strategies import NONEMPTY, PROFILES, batches, make
 
 LENGTHS = pytest.mark.parametrize("lengths", list(PROFILES.values()), ids=list(PROFILES))
@@ -377,3 +377,213 @@ def test_the_samples_of_a_slice_do_not_read_their_neighbours() -> None:
             torch.zeros(0, dtype=torch.int64),
         ],
     )
+
+
+# ---------------------------------------------------------------- masks
+
+
+@pytest.mark.parametrize("pattern", ["n", "n 4", "n m 4", "n 3 4", "n n"])
+def test_a_packed_mask_chooses_valid_rows(pattern: str) -> None:
+    names = " ".join(token for token in pattern.split() if not token.isdigit())
+    x, m = make([3, 0, 5], pattern), make([3, 0, 5], names, dtype=torch.bool)
+    wanted = [s[c] for s, c in zip(x.samples, m.samples)]
+    (a,), (b,) = pack(x), pack(m)
+    rows = a.requires_grad_()[b]
+    assert rows.dim() == a.dim() - b.dim() + 1
+    assert torch.equal(rows.values, torch.cat(wanted))
+    assert_matches(rows.unflatten(0, (3, -1)), wanted)
+    (rows * 3).sum().backward()
+    assert_matches(
+        a.grad, [torch.zeros_like(s).masked_fill(_over(c, s), 3) for s, c in zip(x.samples, m.samples)]
+    )
+
+
+def _over(mask: Tensor, sample: Tensor) -> Tensor:
+    return mask.view(*mask.shape, *[1] * (sample.dim() - mask.dim()))
+
+
+def test_masks_of_every_entry() -> None:
+    (x,) = pack(make([3, 0, 5]))
+    wanted = [s[s > 0] for s in x.to_list()]
+    for rows in (x[x > 0], torch.masked_select(x, x > 0)):
+        assert rows.dim() == 1
+        assert_matches(rows.unflatten(0, (3, -1)), wanted)
+    assert_matches(x[x > 9].unflatten(0, (3, -1)), [torch.zeros(0, dtype=torch.float64)] * 3)
+
+
+def test_two_tensors_under_one_mask_meet_again() -> None:
+    x, y = pack(make([3, 0, 5]), make([3, 0, 5], seed=1))
+    mask = (x > 0).any(2)
+    assert_matches(
+        (x[mask] + y[mask]).unflatten(0, (3, -1)),
+        [(s + t)[m] for s, t, m in zip(x.to_list(), y.to_list(), mask.to_list())],
+    )
+    with pytest.raises(ValueError, match="structures differ"):
+        x[mask] + y[~mask]
+
+
+def test_nonzero_counts_in_the_padded_shape() -> None:
+    (x,) = pack(make([3, 0, 5], dtype=torch.int64))
+    assert torch.equal(x.nonzero(), x.to_padded().nonzero())
+    assert torch.equal(torch.argwhere(x), x.to_padded().nonzero())
+
+
+# ---------------------------------------------------------------- gather and scatter
+
+
+LAYOUTS = pytest.mark.parametrize("pattern", ["n", "n 4", "4 n", "n m 4", "n 4 m", "n n"])
+
+
+def places(batch: Ragged, dim: int, seed: int = 0) -> Ragged:
+    """Random positions along one dim, for every entry."""
+    generator = torch.Generator().manual_seed(seed)
+    samples = [torch.randint(0, s.shape[dim - 1], s.shape, generator=generator) for s in batch.samples]
+    return Ragged(samples, batch.pattern)
+
+
+@LAYOUTS
+def test_gather_and_scatter_along_every_dim(pattern: str) -> None:
+    for lengths in ([3, 2, 5], [4, 4]):
+        x, y = make(lengths, pattern), make(lengths, pattern, seed=1)
+        for d in range(1, len(pattern.split()) + 1):
+            i = places(x, d)
+            once = Ragged([s.argsort(d - 1) for s in x.samples], pattern)
+            check(lambda x, i, d=d: torch.gather(x, d, i), x, i)
+            check(lambda x, i, d=d: torch.take_along_dim(x, i, d), x, i)
+            check(lambda x, i, y, d=d: x.scatter(d, i, y), x, once, y)
+            check(lambda x, i, d=d: torch.scatter(x, d, i, 2.0), x, i)
+            check(lambda x, i, y, d=d: torch.scatter_add(x, d, i, y), x, i, y)
+            check(lambda x, i, y, d=d: (x * 1).scatter_add_(d, i, y), x, i, y)
+            for how in ("sum", "amax", "mean"):
+                check(lambda x, i, y, d=d, how=how: x.scatter_reduce(d, i, y, how), x, i, y)
+
+
+def test_gather_of_another_length() -> None:
+    x, i = make([3, 2, 5]), make({"m": [4, 0, 1]}, "m 4", dtype=torch.int64)
+    i = Ragged([t % 2 for t in i.samples], i.pattern)
+    check(lambda x, i: torch.gather(x, 1, i), x, i)
+    dense = torch.randint(0, 2, (3, 2, 4))
+    result = check(lambda x, i: torch.gather(x, 1, i), x, Dense(dense, "batch _ _"))
+    assert type(result) is Tensor
+    check(lambda x: torch.take_along_dim(x, x.argsort(1)[..., :1], 1), x)
+
+
+@LAYOUTS
+def test_the_same_positions_of_every_sample(pattern: str) -> None:
+    for d in range(1, len(pattern.split()) + 1):
+        before = (slice(None),) * d
+        index = torch.tensor([1, 0])
+        check(lambda x, before=before: x[(*before, [1, 0, -1])], make([3, 2, 5], pattern))
+        check(lambda x, d=d: torch.index_select(x, d, index), make([3, 2, 5], pattern))
+        check(lambda x, d=d: x.index_fill(d, index, 3.0), make([3, 2, 5], pattern))
+
+
+def test_sources_by_number() -> None:
+    x, rows = make([3, 2, 5]), Dense(torch.randn(3, 2, 4, dtype=torch.float64), "batch _ _")
+    index = torch.tensor([1, 0])
+    check(lambda x, s: torch.index_add(x, 1, index, s), x, rows)
+    check(lambda x, s: torch.index_add(x, 1, index, s, alpha=2), x, rows)
+    check(lambda x, s: x.index_copy(1, index, s), x, rows)
+    check(lambda x, y: x.index_add(2, index, y[..., :2]), x, make([3, 2, 5], seed=1))
+
+
+# ---------------------------------------------------------------- assignment
+
+
+def assigned(x: Any, key: Any, value: Any) -> Any:
+    out = x * 1
+    out[key] = value
+    return out
+
+
+KEYS: dict[str, Any] = {
+    "position": (slice(None), 0),
+    "last": (slice(None), -1),
+    "head": (slice(None), slice(0, 2)),
+    "tail": (slice(None), slice(1, None)),
+    "feature": (Ellipsis, 2),
+    "features": (Ellipsis, [3, 0]),
+    "positions": (slice(None), [1, 0]),
+    "corner": (slice(None), slice(1, None), slice(2, None)),
+    "all": Ellipsis,
+}
+
+
+@pytest.mark.parametrize("key", list(KEYS.values()), ids=list(KEYS))
+def test_assignment_for_every_key(key: Any) -> None:
+    x, y = make([3, 2, 5]), make([3, 2, 5], seed=1)
+    check(lambda x: assigned(x, key, 2.5), x)
+    check(lambda x, y: assigned(x, key, y[key] * 2), x, y)
+
+
+def test_assignment_of_features_samples_and_new_structures() -> None:
+    x = make([3, 2, 5])
+    check(lambda x, w: assigned(x, (slice(None), slice(1, None)), w), x, torch.randn(4, dtype=torch.float64))
+    check(lambda x: assigned(x, (slice(None), 0), x[:, -1]), x)
+    (p,) = pack(x)
+    p[1] = 7.0
+    p[[0, 2], :, 1] = 9.0
+    first, second, third = p.to_list()
+    assert (second == 7).all() and (first[:, 1] == 9).all() and (third[:, 1] == 9).all()
+    assert torch.equal(third[:, 0], x.samples[2][:, 0])
+
+
+@pytest.mark.parametrize("pattern", ["n", "n 4", "n m 4"])
+def test_assignment_under_a_mask(pattern: str) -> None:
+    names = " ".join(token for token in pattern.split() if not token.isdigit())
+    x, m = make([3, 0, 5], pattern), make([3, 0, 5], names, dtype=torch.bool)
+
+    def changed(change: Callable) -> list[Tensor]:
+        return [torch.where(_over(c, s), change(s), s) for s, c in zip(x.samples, m.samples)]
+
+    a, b = pack(x)[0], pack(m)[0]
+    assert_matches(assigned(a, b, 0.5), changed(lambda s: torch.full_like(s, 0.5)))
+    assert_matches(assigned(a, b, a[b] * 2), changed(lambda s: s * 2))
+    assert_matches(a.index_put((b,), torch.tensor(1.0).double()), changed(torch.ones_like))
+
+
+def test_copies_with_a_part_replaced() -> None:
+    x = make([3, 2, 5])
+    check(lambda x: torch.slice_scatter(x, x[:, :-1] * 2, 1, 1), x)
+    check(lambda x: torch.select_scatter(x, x[..., 0] * 2, 2, 1), x)
+
+
+def test_assignment_changes_the_tensor_that_shares_the_payload() -> None:
+    (x,) = pack(make([3, 2, 5]))
+    view = x.transpose(0, 1)
+    x[:, 0] = 0.0
+    assert (view[0] == 0).all()
+
+
+MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a_mask_of_other_lengths": (
+        lambda x: x[pack(make([3, 1, 5], "n"))[0] > 0],
+        "structures differ: sample 1",
+    ),
+    "a_mask_of_features": (
+        lambda x: x[x.transpose(1, 2) > 0],
+        "needs the batch and every ragged dim in front",
+    ),
+    "packed_integers": (lambda x: x[x.long()], "take_along_dim"),
+    "gather_beyond": (lambda x: x.gather(1, x.argsort(1) + 1), "gather along 'n': position 3 in sample 0"),
+    "gather_of_other_rank": (lambda x: x.gather(1, x.argsort(1)[..., 0]), "gather: an index of 2 dims"),
+    "gather_over_the_batch": (lambda x: x.gather(0, x.long() * 0), "gather needs a static dim; dim 0"),
+    "a_position_too_far": (lambda x: x[:, [0, 2]], "position 2 in sample 1, which has 2 positions"),
+    "a_source_of_other_lengths": (
+        lambda x: x.scatter(1, x.argsort(1), pack(make([3, 1, 5]))[0]),
+        "structures differ: sample 1 has 1 and 2|structures differ: sample 1 has 2 and 1",
+    ),
+    "packed_into_dense": (lambda x: torch.zeros(3, 5, 4).__setitem__(0, x), ""),
+    "assignment_of_other_lengths": (
+        lambda x: x.__setitem__((slice(None), slice(1, None)), x),
+        "structures differ: sample 0",
+    ),
+    "take_along_no_dim": (lambda x: torch.take_along_dim(x, x.argsort(1)), "needs dim="),
+}
+
+
+@pytest.mark.parametrize(("fn", "message"), list(MISTAKES.values()), ids=list(MISTAKES))
+def test_mistakes_are_named(fn: Callable, message: str) -> None:
+    (x,) = pack(make([3, 2, 5]))
+    with pytest.raises((NotImplementedError, TypeError, ValueError, IndexError, RuntimeError), match=message):
+        fn(x)

@@ -91,12 +91,8 @@ def test_parts_of_a_fixed_size_shift_the_axis() -> None:
 
 def test_a_dense_part_of_a_sample_and_of_features() -> None:
     x = make([3, 0, 5])
-    check(
-        lambda x, t: torch.cat([x, t], 1), x, Dense(torch.randn(3, 2, 4, dtype=torch.float64), "batch _ _")
-    )
-    check(
-        lambda x, t: torch.cat([x, t], 2), x, Dense(torch.randn(3, 5, 2, dtype=torch.float64), "batch n _")
-    )
+    check(lambda x, t: torch.cat([x, t], 1), x, Dense(torch.randn(3, 2, 4, dtype=torch.float64), "batch _ _"))
+    check(lambda x, t: torch.cat([x, t], 2), x, Dense(torch.randn(3, 5, 2, dtype=torch.float64), "batch n _"))
 
 
 @pytest.mark.parametrize("pattern", ["n 4", "n n 4", "n m"])
@@ -238,7 +234,10 @@ MISTAKES: dict[str, tuple[Callable[..., Any], str]] = {
     "unbind_of_an_axis": (lambda x, y, d: x.unbind(1), "unbind needs a static dim; dim 1"),
     "repeat_of_too_few": (lambda x, y, d: x.repeat(2), "repeat: 1 numbers .* 3 dims"),
     "pad_of_the_batch": (lambda x, y, d: F.pad(x, (0, 0, 0, 0, 1, 0)), "pad: .*dim 0"),
-    "reflected_axis": (lambda x, y, d: F.pad(x, (0, 0, 1, 0), mode="reflect"), "'reflect' does not pad dim 1"),
+    "reflected_axis": (
+        lambda x, y, d: F.pad(x, (0, 0, 1, 0), mode="reflect"),
+        "'reflect' does not pad dim 1",
+    ),
     "diagonal": (lambda x, y, d: x.diagonal(0, 1, 2), "two static dims, or two dims of one ragged axis"),
     "triangle": (lambda x, y, d: x.transpose(0, 1).transpose(1, 2).tril(), "tril needs a static dim"),
 }

@@ -5,6 +5,7 @@ from itertools import combinations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -332,3 +333,202 @@ def test_a_reduced_pair_keeps_the_axis_object() -> None:
     assert p.sum(2).axes[0] is p.axes[0]
     assert p.sum(1).axes[0] is p.axes[1]
     assert_matches(p.sum((1, 3)), [s.sum((0, 2)) for s in p.to_list()])
+
+
+# ---------------------------------------------------------------- the rest of the family
+
+
+STATISTICS: dict[str, Callable] = {
+    "prod": lambda x, d, k: torch.prod(x, d, k),
+    "nansum": lambda x, d, k: torch.nansum(x, d, k),
+    "nanmean": lambda x, d, k: x.nanmean(d, k),
+    "logsumexp": lambda x, d, k: torch.logsumexp(x, d, k),
+    "var": lambda x, d, k: torch.var(x, d, keepdim=k),
+    "var_biased": lambda x, d, k: x.var(d, False, k),
+    "std": lambda x, d, k: torch.std(x, dim=d, correction=0, keepdim=k),
+    "std_mean": lambda x, d, k: torch.std_mean(x, d, keepdim=k)[0],
+    "var_mean": lambda x, d, k: torch.var_mean(x, d, keepdim=k)[1],
+    "norm": lambda x, d, k: x.norm(2, d, k),
+    "norm_3": lambda x, d, k: torch.norm(x, 3, d, k),
+    **{
+        f"vector_norm_{p}": lambda x, d, k, p=p: torch.linalg.vector_norm(x, p, d, k)
+        for p in (0, 0.5, 1, 2, 3.5, float("inf"), float("-inf"), -1)
+    },
+    "max": lambda x, d, k: torch.max(x, d, k)[0],
+    "min": lambda x, d, k: x.min(dim=d, keepdim=k).values,
+    "median": lambda x, d, k: x.median(d, k).values,
+    "nanmedian": lambda x, d, k: torch.nanmedian(x, d, k)[0],
+    "kthvalue": lambda x, d, k: torch.kthvalue(x, 1, d, k)[0],
+    "aminmax": lambda x, d, k: torch.aminmax(x, dim=d, keepdim=k).max,
+    **{
+        f"quantile_{q}_{how}": lambda x, d, k, q=q, how=how: torch.quantile(x, q, d, k, interpolation=how)
+        for q, how in ((0.3, "linear"), (0.5, "midpoint"), (0.7, "nearest"), (1.0, "lower"), (0.2, "higher"))
+    },
+    "nanquantile": lambda x, d, k: torch.nanquantile(x, 0.4, d, k),
+}
+COUNTED: dict[str, Callable] = {
+    "argmax": lambda x, d, k: torch.argmax(x, d, k),
+    "argmin": lambda x, d, k: x.argmin(d, k),
+    "max": lambda x, d, k: x.max(d, k).indices,
+    "min": lambda x, d, k: torch.min(x, d, k)[1],
+    "median": lambda x, d, k: x.median(d, k).indices,
+    "any": lambda x, d, k: (x > 0).any(d, k),
+    "all": lambda x, d, k: (x > -1).all(d, k),
+    "any_number": lambda x, d, k: torch.any(x.to(torch.uint8), d, k),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+@KEEPDIM
+@pytest.mark.parametrize("pattern", ["n", "n 4", "4 n", "n m 4", "n 4 m"])
+@pytest.mark.parametrize("fn", list(STATISTICS.values()), ids=list(STATISTICS))
+def test_statistics_along_every_dim(fn: Callable, pattern: str, keepdim: bool) -> None:
+    for lengths in ([3, 1, 5], [4, 4]):
+        for dim in range(1, len(pattern.split()) + 1):
+            check(lambda x, dim=dim: fn(x, dim, keepdim), make(lengths, pattern))
+
+
+@KEEPDIM
+@pytest.mark.parametrize("pattern", ["n", "n 4", "4 n", "n m 4"])
+@pytest.mark.parametrize("fn", list(COUNTED.values()), ids=list(COUNTED))
+def test_positions_and_truth_along_every_dim(fn: Callable, pattern: str, keepdim: bool) -> None:
+    for lengths in ([3, 1, 5], [4, 4]):
+        for dim in range(1, len(pattern.split()) + 1):
+            check(lambda x, dim=dim: fn(x, dim, keepdim), make(lengths, pattern), grad=False)
+
+
+@pytest.mark.parametrize("pattern", ["n 4", "n m 4", "4 n"])
+def test_statistics_over_several_dims(pattern: str) -> None:
+    for dims in subsets_of_dims(len(pattern.split())):
+        for name in ("nansum", "nanmean", "logsumexp", "var", "std", "std_mean", "norm", "vector_norm_inf"):
+            fn = STATISTICS[name]
+            check(lambda x, fn=fn, dims=dims: fn(x, dims, True), make([3, 2, 5], pattern))
+        check(lambda x, dims=dims: (x > 0).any(dims), make([3, 0, 5], pattern), grad=False)
+        check(lambda x, dims=dims: torch.count_nonzero(x > 0, dims), make([3, 0, 5], pattern), grad=False)
+
+
+def test_statistics_of_all_valid_entries() -> None:
+    batch = make([3, 1, 5])
+    entries = torch.cat([s.flatten() for s in batch.samples])
+    for fn in (
+        torch.prod,
+        torch.var,
+        torch.std,
+        torch.max,
+        torch.min,
+        torch.median,
+        torch.nanmean,
+        torch.norm,
+        lambda x: torch.quantile(x, 0.3),
+        lambda x: x.logsumexp(tuple(range(x.dim()))),
+        lambda x: torch.aminmax(x)[0],
+        lambda x: torch.dist(x, x * 2),
+    ):
+        check(fn, batch, reference=lambda b, fn=fn: fn(torch.cat([s.flatten() for s in b.samples])))
+    (x,) = pack(batch)
+    assert bool((x > entries.min() - 1).all()) and not bool((x > entries.max()).any())
+    assert int(torch.count_nonzero(x)) == len(entries)
+
+
+def test_max_and_min_of_two_tensors_are_pointwise() -> None:
+    x, y = make([3, 0, 5]), make([3, 0, 5], seed=1)
+    check(torch.max, x, y)
+    check(lambda x, y: x.min(y), x, y)
+
+
+def test_a_position_gathers_its_value() -> None:
+    check(lambda x: x.gather(1, x.argmax(1, keepdim=True)), make([3, 1, 5]))
+
+
+def test_the_first_of_equal_values_is_taken_as_dense() -> None:
+    tied = Ragged([torch.tensor([1.0, 2, 2, 0, 0]), torch.tensor([3.0, 3])], "n")
+    check(lambda x: x.argmax(1), tied, grad=False)
+    check(lambda x: x.max(1).values, tied)
+    check(lambda x: x.min(1).values, tied)
+
+
+def test_statistics_with_nan_and_infinity() -> None:
+    batch = make([3, 4], "n 3")
+    batch.samples[0][1, 0] = float("nan")
+    batch.samples[1][0, 1] = float("inf")
+    batch.samples[1][:, 2] = float("-inf")
+    for name in (
+        "nansum",
+        "nanmean",
+        "max",
+        "min",
+        "median",
+        "nanmedian",
+        "nanquantile",
+        "quantile_0.3_linear",
+    ):
+        check(lambda x, name=name: STATISTICS[name](x, 1, False), batch, grad=False)
+    for name in ("logsumexp", "argmax", "argmin"):
+        fn = {**STATISTICS, **COUNTED}[name]
+        check(lambda x, fn=fn: fn(x, 1, False), batch, grad=False)
+
+
+def test_gradients_at_zero_are_those_of_dense_tensors() -> None:
+    zeros = Ragged([torch.zeros(3, 2, dtype=torch.float64), torch.ones(2, 2, dtype=torch.float64)], "n 2")
+    for name in ("std", "norm", "vector_norm_1", "vector_norm_3.5", "vector_norm_inf", "prod"):
+        check(lambda x, name=name: STATISTICS[name](x, 1, False), zeros)
+
+
+def test_statistics_of_nothing() -> None:
+    batch = make([3, 0, 5])
+    for name in ("prod", "nansum", "norm", "logsumexp"):
+        check(lambda x, name=name: STATISTICS[name](x, 1, False), batch)
+    (x,) = pack(batch)
+    assert x.nanmean(1)[1].isnan().all()
+    assert not (x > 0).any(1)[1].any() and (x > 0).all(1)[1].all()
+
+
+@pytest.mark.parametrize(
+    "name", ["max", "min", "median", "kthvalue", "aminmax", "quantile_0.3_linear", "vector_norm_-inf"]
+)
+def test_what_nothing_has_not_raises_and_names_the_sample(name: str) -> None:
+    (x,) = pack(make([3, 0, 5]))
+    with pytest.raises(IndexError, match="sample 1"):
+        STATISTICS[name](x, 1, False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_spread_and_norm_of_half_precision_are_computed_in_single(dtype: torch.dtype) -> None:
+    batch = Ragged([(torch.rand(n, 2) + 8).to(dtype) for n in (3000, 5)], "n 2")
+    (x,) = pack(batch)
+    for fn in (lambda x, d: x.var(d), lambda x, d: x.norm(2, d), lambda x, d: x.logsumexp(d)):
+        exact = torch.stack([fn(s.double(), 0) for s in batch.samples])
+        torch.testing.assert_close(fn(x, 1).double(), exact, rtol=4 * torch.finfo(dtype).eps, atol=0)
+
+
+def test_several_quantiles_at_once() -> None:
+    q = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+    check(lambda x: torch.quantile(x, q, 1), make([3, 1, 5]), batch_dim=1)
+    check(lambda x: torch.quantile(x, q, 2, keepdim=True), make([3, 0, 5]), batch_dim=1)
+
+
+def test_distances_along_features_and_positions() -> None:
+    x, y = make([3, 1, 5]), make([3, 1, 5], seed=1)
+    check(F.pairwise_distance, x, y)
+    check(lambda x, y: F.cosine_similarity(x, y, dim=-1), x, y)
+    check(lambda x, y: F.cosine_similarity(x, y), x, y)
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (lambda x: x.argmax(), "argmax and argmin of a packed tensor need dim="),
+        (lambda x: x.max(0), "max: the batch dim is reduced but the ragged axes"),
+        (lambda x: x.var(0), "var: the batch dim is reduced but the ragged axes"),
+        (lambda x: x.median((1, 2)), "median works along one dim"),
+        (lambda x: torch.norm(x, "nuc"), "the norm 'nuc' is one of matrices"),
+        (lambda x: torch.kthvalue(x, 3, 1), "kthvalue.*sample 1 has 1 positions, 3 are needed"),
+        (lambda x: torch.var(x, 1, out=torch.empty(3)), "no 'out='"),
+        (lambda x: x.std(3), "dim 3 is out of range"),
+        (lambda x: x.long().norm(2, 1), "a norm needs a floating or complex dtype"),
+    ],
+)
+def test_mistakes_are_named(fn: Callable, message: str) -> None:
+    (x,) = pack(make([3, 1, 5]))
+    with pytest.raises((*ERRORS, TypeError), match=message):
+        fn(x)
