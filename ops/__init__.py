@@ -7,7 +7,7 @@ torch.Size([2, 8])
 
 from . import compat, dispatch, pattern, rules
 from .axis import Axis, Extent, Grid
-from .compile import deliver, mark_dynamic
+from .compile import deliver, dynamic_shapes, mark_dynamic
 from .dispatch import FallbackWarning, coverage, strict
 from .pattern import Pattern, parse
 from .tensor import PackedTensor, is_packed, map_tensors
@@ -27,6 +27,7 @@ __all__ = [
     "compat",
     "coverage",
     "deliver",
+    "dynamic_shapes",
     "is_packed",
     "map_tensors",
     "mark_dynamic",

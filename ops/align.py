@@ -158,7 +158,7 @@ def expand_to(values: Tensor, grid: Grid, kept: tuple[int, ...]) -> Tensor:
             torch._check(values.shape[0] == grid.cells)
         return values
     index = grid.map_to(kept)
-    if not torch.compiler.is_compiling() and not (torch.is_grad_enabled() and values.requires_grad):
+    if not (torch.is_grad_enabled() and values.requires_grad):
         return values.index_select(0, index)
     return segment.expand_rows(values, index, grid.order_by(kept), grid.splits(kept))
 

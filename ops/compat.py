@@ -1,5 +1,9 @@
 """Mends for what PyTorch's compiler cannot trace. Everything that depends on torch's version is here.
 
+* ``torch.utils.checkpoint.checkpoint(..., use_reentrant=False)`` inside a graph hands its arguments to an
+  operator of Dynamo's, ``tag_activation_checkpoint``, which asks ``__torch_function__`` of packed ones. It
+  gets their payloads, and a function that wraps them again. Seen on 2.11 to 2.14.
+
 * ``F.hardswish`` and ``F.hardsigmoid`` stand in Dynamo's list of functions that go into a graph as they
   are, so their ``__torch_function__`` check never runs. Off that list they are traced into like every
   other activation. Seen on 2.11 to 2.14.
@@ -7,7 +11,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch._dynamo import trace_rules
+
+from . import dispatch
+from .tensor import PackedTensor, is_packed
 
 TRACED_INTO = ("torch.nn.functional.hardswish", "torch.nn.functional.hardsigmoid")
 
@@ -23,3 +32,21 @@ def trace_into(names: tuple[str, ...]) -> None:
 
 
 trace_into(TRACED_INTO)
+
+
+def tag_checkpoint(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``tag_activation_checkpoint`` of a function of packed tensors, by way of their payloads."""
+    body, *operands = args
+    payloads = [x.values if is_packed(x) else x for x in operands]
+
+    def on_payloads(*given: Any) -> Any:
+        wrapped = [
+            PackedTensor(values, x.grid, x.order) if is_packed(x) else values
+            for values, x in zip(given, operands)
+        ]
+        return body(*wrapped)
+
+    return func(on_payloads, *payloads, **kwargs)
+
+
+dispatch.PYTHON["tag_activation_checkpoint"] = tag_checkpoint  # in a graph it is found by its name alone

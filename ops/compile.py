@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+import torch.export
 import torch.utils._pytree as pytree
 from torch import Tensor
 from torch._dynamo.decorators import mark_unbacked
@@ -32,7 +34,7 @@ def mark_dynamic(tree: Any, batch: str = BATCH) -> Any:
     if len(sizes) > 1:
         raise ValueError(
             f"mark_dynamic: batch sizes {sorted(sizes)} in one tree. Mark what belongs to one batch by "
-            "itself; where batches of different size meet in one graph, give each a name: mark_dynamic(x, batch='x')"
+            "itself; where batches of different size meet in one graph, give each a name: batch='other'"
         )
     for leaf in leaves:
         if is_packed(leaf):
@@ -58,6 +60,26 @@ def deliver(tree: Any) -> Any:
             for part in (*leaf.grid.axes, leaf.grid.part):
                 part.deliver()
     return tree
+
+
+def dynamic_shapes(tree: Any) -> Any:
+    """What ``torch.export.export(dynamic_shapes=)`` wants for an argument that holds packed tensors.
+
+    >>> x = PackedTensor.from_list([torch.randn(3, 4), torch.randn(5, 4)], "n _")
+    >>> torch.export.export(module, (x,), dynamic_shapes=(dynamic_shapes(x),))  # doctest: +SKIP
+
+    Args:
+        tree: packed tensors and tensors in any pytree; dim 0 of a dense tensor is the batch.
+
+    Returns:
+        For a packed tensor a list with an entry for each of its tensors; containers as they are.
+    """
+    if isinstance(tree, Tensor):
+        return {0: torch.export.Dim.AUTO} if tree.dim() else None
+    if isinstance(tree, dict):
+        return {name: dynamic_shapes(child) for name, child in tree.items()}
+    children, spec = pytree.tree_flatten(tree, is_leaf=lambda node: node is not tree)
+    return None if spec.is_leaf() else [dynamic_shapes(child) for child in children]
 
 
 def _has_dims(leaf: Any) -> bool:
@@ -113,7 +135,7 @@ def _flatten_with_keys(x: PackedTensor) -> tuple[list[tuple[Any, Any]], Any]:
         names += [f"{name}.{part}" for part in ("lengths", "offsets", "extent", "peak", *maps)]
     if context[3] is not None:
         names += [f"grid.{part}" for part in ("lengths", "offsets", "extent", *context[3])]
-    return [(pytree.GetAttrKey(name), leaf) for name, leaf in zip(names, leaves)], context
+    return [(pytree.MappingKey(name), leaf) for name, leaf in zip(names, leaves)], context
 
 
 pytree.register_pytree_node(

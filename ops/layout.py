@@ -137,7 +137,14 @@ def append_grids(grids: list[Grid]) -> Grid:
 
 
 def interleaved(grids: list[Grid], grid: Grid, k: int) -> Tensor:
-    """Where the cells of all parts, one part after the other, lie in the result."""
+    """For each cell of ``grid`` its cell among those of all parts, one part after the other.
+
+    Args:
+        grids: the parts; they agree in all axes but axis ``k``.
+        grid: their join along axis ``k``.
+    """
+    if len(grid.axes) == 1:
+        return structure.interleave([part.offsets for part in grids], grid.cells)
     cells, start = [], None
     for part in grids:
         positions = positions_of(part, k)
@@ -146,4 +153,4 @@ def interleaved(grids: list[Grid], grid: Grid, k: int) -> Tensor:
         cells.append(cells_at(part, grid, k, positions))
         lengths = lengths_of(part.axes[k])
         start = lengths if start is None else start + lengths
-    return torch.cat(cells).to(torch.int32)
+    return structure.invert(torch.cat(cells).to(torch.int32))

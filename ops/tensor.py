@@ -15,9 +15,12 @@ Permuting dims changes ``order`` alone. It is a plain object with ``__torch_func
 
 from __future__ import annotations
 
+import dis
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -260,6 +263,8 @@ class PackedTensor:
         dispatch.PYTHON["__setitem__"](Tensor.__setitem__, (self, key, value), {})
 
     def __len__(self) -> int:
+        if not torch.compiler.is_compiling():
+            _deny_subscripts(sys._getframe(1))
         return self._extent(self.order[0])
 
     def __iter__(self) -> Iterator[Any]:
@@ -498,6 +503,20 @@ def mark_rows(values: Tensor) -> None:
     marks = values.__dict__
     if "_dynamo_unbacked_indices" not in marks:
         marks.update(_MARKS, _dynamo_unbacked_indices={0})
+
+
+_SUBSCRIPTS = {dis.opmap.get(name) for name in ("BINARY_SUBSCR", "STORE_SUBSCR")}
+
+
+def _deny_subscripts(frame: FrameType) -> None:
+    """Have no length for ``dense[x]``.
+
+    A dense tensor takes a key that has a length (below 32) for several indices, here for the samples, and
+    else asks its ``__torch_function__``. It asks for the length in the caller's subscript instruction, from
+    which no Python code does.
+    """
+    if frame.f_code.co_code[frame.f_lasti] in _SUBSCRIPTS:
+        raise TypeError("a packed tensor is one index, not a sequence of indices")
 
 
 def is_packed(x: Any) -> bool:

@@ -19,6 +19,7 @@ from torch import Tensor
 from .define import define
 
 _SUM, _ACCUMULATED_AS_IS = 0, (torch.float32, torch.float64)
+Order = Tensor | None
 
 
 def _sum_rows(values: Tensor, index: Tensor, order: Tensor | None, splits: Tensor, rows: int) -> Tensor:
@@ -32,7 +33,8 @@ def _sum_rows(values: Tensor, index: Tensor, order: Tensor | None, splits: Tenso
         order = torch.arange(flat.shape[0], dtype=splits.dtype, device=splits.device)
     wide = flat if flat.dtype in _ACCUMULATED_AS_IS else flat.float()
     out = torch.embedding_bag(wide, order, splits, False, _SUM, False, None, True)[0]
-    return out.to(flat.dtype).view(rows, *tail)
+    out = out if wide is flat else out.to(flat.dtype)
+    return out if len(tail) == 1 else out.view(rows, *tail)
 
 
 def _sum_rows_fake(values: Tensor, index: Tensor, order: Tensor | None, splits: Tensor, rows: int) -> Tensor:
@@ -69,15 +71,43 @@ def _expand_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return sum_rows(grad, index, order, splits, ctx.rows), None, None, None
 
 
-#: values [cells, *], index [cells], order [cells] or None, splits [rows + 1] -> sums [rows, *]; 0 for
-#: an empty segment; integers become int64.
-sum_rows = define(
+_sum_operator = define(
     "sum_rows(Tensor values, Tensor index, Tensor? order, Tensor splits, SymInt rows) -> Tensor",
     _sum_rows,
     _sum_rows_fake,
     setup=_sum_setup,
     backward=_sum_backward,
 )
+
+
+def sum_rows(values: Tensor, index: Tensor, order: Tensor | None, splits: Tensor, rows: int) -> Tensor:
+    """Sums of segments.
+
+    Args:
+        values: [cells, *].
+        index, order, splits: int32 [cells], [cells] or None, [rows + 1].
+
+    Returns:
+        [rows, *]; 0 for an empty segment; integers become int64.
+    """
+    if (
+        torch.compiler.is_compiling()
+        and values.is_floating_point()
+        and _scatters_in_order(values.device.type)
+    ):
+        wide = values if values.dtype in _ACCUMULATED_AS_IS else values.float()
+        return wide.new_zeros((rows, *values.shape[1:])).index_add(0, index, wide).to(values.dtype)
+    return _sum_operator(values, index, order, splits, rows)
+
+
+@torch.compiler.assume_constant_result
+def _scatters_in_order(device: str) -> bool:
+    """Whether a compiler's ``index_add`` is a plain loop, which fuses with what makes the values.
+
+    With several threads it adds atomically: several times slower than the operator, in any order.
+    """
+    return device == "cpu" and torch.get_num_threads() == 1
+
 
 #: values [rows, *], index [cells] -> [cells, *]: every cell gets the row that ``index`` names.
 expand_rows = define(
@@ -102,23 +132,16 @@ def _peak_rows(
     name = "amax" if largest else "amin"
     if dims:
         values = getattr(values, name)(dims, keepdim=True)
-    kind = torch.uint8 if values.dtype == torch.bool else values.dtype
+    if values.dtype == torch.bool:
+        return _peak_rows(values.to(torch.uint8), index, order, splits, rows, [], largest).to(torch.bool)
     where = index.long().view(-1, *[1] * (values.dim() - 1)).expand_as(values)
-    out = values.new_zeros((rows, *values.shape[1:]), dtype=kind)
-    return out.scatter_reduce_(0, where, values.to(kind), name, include_self=False).to(values.dtype)
+    out = values.new_zeros((rows, *values.shape[1:]))
+    return out.scatter_reduce_(0, where, values, name, include_self=False)
 
 
-def _peak_rows_fake(
-    values: Tensor,
-    index: Tensor,
-    order: Tensor | None,
-    splits: Tensor,
-    rows: int,
-    dims: list[int],
-    largest: bool,
-) -> Tensor:
-    tail = [1 if d in dims else size for d, size in enumerate(values.shape)][1:]
-    return values.new_empty((rows, *tail))
+def _peak_rows_fake(values: Tensor, *rest: Any) -> Tensor:
+    tail = [1 if d in rest[4] else size for d, size in enumerate(values.shape)][1:]
+    return values.new_empty((rest[3], *tail))
 
 
 def _peak_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -181,11 +204,13 @@ def _softmax_rows(
 ) -> Tensor:
     wide = values if values.dtype in _ACCUMULATED_AS_IS else values.float()
     shifted = wide - _peak_rows(wide, index, order, splits, rows, [], True).index_select(0, index)
-    powers = shifted.exp()
+    powers = shifted.exp() if logarithm else shifted.exp_()
     total = _sum_rows(powers, index, order, splits, rows)
     if logarithm:
-        return (shifted - total.log().index_select(0, index)).to(values.dtype)
-    return (powers / total.index_select(0, index)).to(values.dtype)
+        out = shifted.sub_(total.log_().index_select(0, index))
+    else:
+        out = powers.div_(total.index_select(0, index))
+    return out if wide is values else out.to(values.dtype)
 
 
 def _softmax_rows_fake(
@@ -222,13 +247,7 @@ softmax_rows = define(
 
 
 def _argpeak_rows(
-    values: Tensor,
-    index: Tensor,
-    order: Tensor | None,
-    splits: Tensor,
-    positions: Tensor,
-    rows: int,
-    largest: bool,
+    values: Tensor, index: Tensor, order: Order, splits: Tensor, positions: Tensor, rows: int, largest: bool
 ) -> Tensor:
     hit = values == _peak_rows(values, index, order, splits, rows, [], largest).index_select(0, index)
     if values.is_floating_point():
@@ -238,16 +257,8 @@ def _argpeak_rows(
     return _peak_rows(where, index, order, splits, rows, [], False)
 
 
-def _argpeak_rows_fake(
-    values: Tensor,
-    index: Tensor,
-    order: Tensor | None,
-    splits: Tensor,
-    positions: Tensor,
-    rows: int,
-    largest: bool,
-) -> Tensor:
-    return values.new_empty((rows, *values.shape[1:]), dtype=torch.int64)
+def _argpeak_rows_fake(values: Tensor, *rest: Any) -> Tensor:
+    return values.new_empty((rest[4], *values.shape[1:]), dtype=torch.int64)
 
 
 #: Where the first largest (or smallest) value of each segment is, in terms of ``positions`` [cells]:

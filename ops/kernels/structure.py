@@ -132,6 +132,10 @@ class _Numpy:
         return ends - counts
 
     @staticmethod
+    def columns(values: list[np.ndarray]) -> np.ndarray:
+        return np.stack(values, 1).ravel()
+
+    @staticmethod
     def clamp_min(values: np.ndarray, low: int) -> np.ndarray:
         return np.maximum(values, low)
 
@@ -158,6 +162,10 @@ class _Torch:
     @staticmethod
     def starts(counts: Tensor) -> Tensor:
         return counts.cumsum(0, dtype=torch.int32) - counts
+
+    @staticmethod
+    def columns(values: list[Tensor]) -> Tensor:
+        return torch.stack(values, 1).flatten()
 
     @staticmethod
     def clamp_min(values: Tensor, low: int) -> Tensor:
@@ -264,6 +272,27 @@ def _ranges_fake(first: Tensor, splits: Tensor, total: int) -> Tensor:
 ranges = define("ranges(Tensor first, Tensor splits, SymInt total) -> Tensor", _ranges, _ranges_fake)
 
 
+def _interleave(offsets: Sequence[Tensor], total: int) -> Tensor:
+    xp = _namespace(offsets[0])
+    counts, firsts, start = [], [], 0
+    for part in offsets:
+        loaded = xp.load(part)
+        counts.append(loaded[1:] - loaded[:-1])
+        firsts.append(loaded[:-1] + start)
+        start = start + loaded[-1]
+    runs, first = xp.columns(counts), xp.columns(firsts)
+    return xp.store(xp.arange(total, runs) + xp.repeat(first - xp.starts(runs), runs, total))
+
+
+def _interleave_fake(offsets: Sequence[Tensor], total: int) -> Tensor:
+    return offsets[0].new_empty((total,), dtype=torch.int32)
+
+
+#: Rows of several axes of one batch, one axis after the other, brought together by sample: the offsets
+#: [B + 1] of each axis, the rows of all -> int32 [total], where each row of the result comes from.
+interleave = define("interleave(Tensor[] offsets, SymInt total) -> Tensor", _interleave, _interleave_fake)
+
+
 def _invert(index: Tensor) -> Tensor:
     if index.device.type == "cpu":
         inverse = np.empty(index.shape[0], dtype=np.int32)
@@ -301,12 +330,11 @@ def _splits_fake(samples: Tensor, reduced: Any) -> Tensor:
 splits = define("splits(Tensor samples, Tensor[] reduced) -> Tensor", _splits, _splits_fake)
 
 
-def _counts(offsets: Tensor, rows: int) -> Tensor:
-    return offsets[1:] - offsets[:-1]
-
-
-#: Differences of offsets [rows + 1] -> int32 [rows].
-counts = define("counts(Tensor offsets, SymInt rows) -> Tensor", _counts, _vector_fake)
+def counts(offsets: Tensor, rows: int) -> Tensor:
+    """Differences of offsets [rows + 1] -> int32 [rows]."""
+    if torch.compiler.is_compiling():
+        torch._check(offsets.shape[0] == rows + 1)
+    return offsets.narrow(0, 1, rows) - offsets.narrow(0, 0, rows)
 
 
 # ------------------------------------------------------------------ checks

@@ -397,7 +397,9 @@ def _getitem(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _setitem(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     x, key, value = args
     if not is_packed(x):
-        raise NotImplementedError("packed values are not written into a dense tensor; use x.to_padded()")
+        raise NotImplementedError(
+            "a dense tensor takes neither packed keys nor packed values; use x.to_padded()"
+        )
     setitem(x, key, value)
 
 

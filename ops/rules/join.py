@@ -97,8 +97,8 @@ def _cat_positions(parts: list[Any], base: PackedTensor, place: int) -> PackedTe
     axis = grids[0].axes[k].join([grid.axes[k] for grid in grids[1:]])
     grid = replaced(base.grid, k, axis)
     parents = tuple((a.axes[k].token, a.axes[k].steps) for a in grids)
-    inverse = grid.part.cached(("cat", k, parents), lambda: interleaved(grids, grid, k))
-    index = grid.part.cached(("cat from", k, parents), lambda: structure.invert(inverse))
+    index = grid.part.cached(("cat", k, parents), lambda: interleaved(grids, grid, k))
+    inverse = grid.part.cached(("cat back", k, parents), lambda: structure.invert(index))
     rows = segment.reorder_rows(torch.cat(payloads), index, inverse)
     return PackedTensor(rows, grid, base.order)
 
@@ -280,6 +280,11 @@ def pad(x: PackedTensor, pad: Sequence[int], mode: str = "constant", value: floa
     return x
 
 
+def constant_pad(x: PackedTensor, pads: Sequence[int], value: float = 0) -> Any:
+    """:func:`pad` of the mode ``"constant"``."""
+    return pad(x, pads, value=value)
+
+
 def _pad_axis(x: PackedTensor, dim: int, low: int, high: int, value: float) -> PackedTensor:
     keep = slice(-low if low < 0 else None, high if high < 0 else None)
     x, k = x[(slice(None),) * dim + (keep,)], x.order[dim] - 1
@@ -367,7 +372,8 @@ for _rule, _names in {
     repeat: "repeat",
     tile: "tile",
     repeat_interleave: "repeat_interleave",
-    pad: "pad constant_pad_nd",
+    pad: "pad",
+    constant_pad: "constant_pad_nd",
     triangle("tril"): "tril",
     triangle("triu"): "triu",
     diagonal: "diagonal",

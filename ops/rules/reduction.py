@@ -104,7 +104,9 @@ def _each(build: Callable[[Tensor], Any], out: Any) -> Any:
 def _places(x: PackedTensor, dim: Any) -> set[int]:
     if dim is None or (isinstance(dim, (tuple, list)) and not dim):
         return set(range(len(x.order)))
-    places = [x.dim_index(d) for d in ([dim] if isinstance(dim, int) else dim)]
+    if isinstance(dim, int):
+        return {x.dim_index(dim)}
+    places = [x.dim_index(d) for d in dim]
     if len(set(places)) != len(places):
         raise ValueError(f"a dim is named twice in {tuple(dim)}")
     return set(places)
@@ -128,23 +130,22 @@ def _without_rows(values: Tensor, x: PackedTensor, places: set[int], keepdim: bo
 
 def _rebuild(x: PackedTensor, values: Tensor, kept: tuple[int, ...], places: set[int], keepdim: bool) -> Any:
     """The result [rows, *static with 1s] as a packed tensor, or as a dense one if no axis is left."""
-    k, order, extra = len(x.grid.axes), [], 0
+    k, order, single, last = len(x.grid.axes), [], set(), values.dim() - 1 + len(kept)
     for d, c in enumerate(x.order):
-        if c == 0:
-            order.append(0)
-        elif c > k:
-            order.append(c - k + len(kept))
-        elif d in places:
-            extra += 1
-            order.append(values.dim() - 1 + len(kept) + extra)
-        else:
-            order.append(kept.index(c - 1) + 1)
-    values = values.view(*values.shape, *[1] * extra)
-    if not kept:
-        dense = values.permute(order)
-        return dense if keepdim else dense.squeeze(tuple(places))
-    out = PackedTensor(values, x.grid.sub(kept), tuple(order))
-    return out if keepdim else drop_static(out, places)
+        if 1 <= c <= k and d in places:
+            if keepdim:
+                values = values.unsqueeze(-1)
+                order.append(last := last + 1)
+            continue
+        if c > k and d in places:
+            single.add(len(order))
+        order.append(0 if c == 0 else c - k + len(kept) if c > k else kept.index(c - 1) + 1)
+    if kept:
+        out = PackedTensor(values, x.grid.sub(kept), tuple(order))
+        return drop_static(out, single) if single and not keepdim else out
+    if order != list(range(len(order))):
+        values = values.permute(order)
+    return values.squeeze(tuple(single)) if single and not keepdim else values
 
 
 # ------------------------------------------------------------------ how arguments read

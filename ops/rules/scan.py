@@ -104,9 +104,9 @@ def topk(x: PackedTensor, k: int, dim: int = -1, largest: bool = True, sorted: b
 # ------------------------------------------------------------------ moving
 
 
-def flip(x: PackedTensor, *dims: Any) -> PackedTensor:
+def flip(x: PackedTensor, *places: Any, dims: Any = None) -> PackedTensor:
     """Dims in reverse, each sample's ragged dim by itself."""
-    for dim in dims_of(dims):
+    for dim in dims_of(places if dims is None else (dims,)):
         segments = segments_along(x, dim)
         if segments is None:
             x = like(x, x.values.flip(static_dim(x, dim, "flip")))

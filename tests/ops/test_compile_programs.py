@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import ops
-from ops import Axis, PackedTensor
+from ops import PackedTensor
 from ops.testing import Ragged, check, pack
 from tests.ops.programs import (
     BATCH_SIZES,

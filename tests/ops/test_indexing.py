@@ -428,6 +428,24 @@ def test_nonzero_counts_in_the_padded_shape() -> None:
     assert torch.equal(torch.argwhere(x), x.to_padded().nonzero())
 
 
+# ---------------------------------------------------------------- a dense tensor by packed integers
+
+
+@pytest.mark.parametrize("lengths", [*PROFILES.values(), [1] * 40], ids=[*PROFILES, "many_samples"])
+def test_a_table_is_looked_up_at_every_position(lengths: list[int]) -> None:
+    table = torch.randn(6, 4, dtype=torch.float64)
+    ids, pairs = make(lengths, "n", dtype=torch.int64), make(lengths, "n n", dtype=torch.int64)
+    check(lambda table, ids: table[ids], table, ids)
+    check(lambda table, pairs: table[pairs], table, pairs)
+    check(
+        lambda table, i, j: table[i, j],
+        table.repeat(1, 2)[:, :6],
+        ids,
+        make(lengths, "n", dtype=torch.int64, seed=1),
+    )
+    check(lambda table, pairs: table[:, pairs].movedim(0, -1), table.mT, pairs)
+
+
 # ---------------------------------------------------------------- gather and scatter
 
 
@@ -470,9 +488,9 @@ def test_gather_of_another_length() -> None:
 
 @LAYOUTS
 def test_the_same_positions_of_every_sample(pattern: str) -> None:
+    index = torch.tensor([1, 0])
     for d in range(1, len(pattern.split()) + 1):
         before = (slice(None),) * d
-        index = torch.tensor([1, 0])
         check(lambda x, before=before: x[(*before, [1, 0, -1])], make([3, 2, 5], pattern))
         check(lambda x, d=d: torch.index_select(x, d, index), make([3, 2, 5], pattern))
         check(lambda x, d=d: x.index_fill(d, index, 3.0), make([3, 2, 5], pattern))
@@ -555,6 +573,10 @@ def test_assignment_changes_the_tensor_that_shares_the_payload() -> None:
     assert (view[0] == 0).all()
 
 
+def _assign(x: Any, key: Any, value: Any) -> None:
+    x[key] = value
+
+
 MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a_mask_of_other_lengths": (
         lambda x: x[pack(make([3, 1, 5], "n"))[0] > 0],
@@ -573,7 +595,8 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda x: x.scatter(1, x.argsort(1), pack(make([3, 1, 5]))[0]),
         "structures differ: sample 1 has 1 and 2|structures differ: sample 1 has 2 and 1",
     ),
-    "packed_into_dense": (lambda x: torch.zeros(3, 5, 4).__setitem__(0, x), ""),
+    "dense_by_a_mask": (lambda x: torch.zeros(9, 4)[x > 0], "packed integers"),
+    "into_dense": (lambda x: _assign(torch.zeros(9, 4), x.long(), 1.0), "neither packed keys nor packed"),
     "assignment_of_other_lengths": (
         lambda x: x.__setitem__((slice(None), slice(1, None)), x),
         "structures differ: sample 0",

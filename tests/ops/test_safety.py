@@ -15,9 +15,9 @@ from tests.strategies import make
 
 #: Functions whose result is random, or that are about the object and not about its entries.
 LEFT_OUT = (
-    "rand normal binomial dropout bernoulli poisson uniform exponential geometric cauchy rrelu gumbel multinomial "
-    "__get__ __set__ __init__ __hash__ __repr__ storage set_ share_memory pin_memory apply_ map_ _backward "
-    "empty_like backward register grad_fn data_ptr element_size version names"
+    "rand normal binomial dropout bernoulli poisson uniform exponential geometric cauchy rrelu gumbel "
+    "multinomial __get__ __set__ __init__ __hash__ __repr__ storage set_ share_memory pin_memory apply_ map_ "
+    "_backward empty_like backward register grad_fn data_ptr element_size version names"
 ).split()
 #: Functions whose meaning a batch of one does not show; each has tests of its own: squeeze never takes the
 #: batch, type_as of a dense tensor is dense, cross_entropy has its classes last where dim 1 is ragged,
