@@ -13,6 +13,7 @@ from .pattern import Pattern, parse
 from .tensor import PackedTensor, is_packed, map_tensors
 
 dispatch.install_methods(PackedTensor)
+compat.make_overridable(dispatch.TABLE)
 
 #: Tells this package from another one that is called ``ops``.
 __packload_ops__ = True

@@ -1,5 +1,8 @@
 """Mends for what PyTorch's compiler cannot trace. Everything that depends on torch's version is here.
 
+* Dynamo asks ``__torch_function__`` only for functions on a list of PyTorch's test suite, on which
+  ``torch.rand_like``, ``torch.fill``, ``torch.abs_`` and other in-place functions do not stand. Every
+  function with a row is put on it. Seen on 2.11 to 2.14.
 * ``torch.utils.checkpoint.checkpoint(..., use_reentrant=False)`` inside a graph hands its arguments to an
   operator of Dynamo's, ``tag_activation_checkpoint``, which asks ``__torch_function__`` of packed ones. It
   gets their payloads, and a function that wraps them again. Seen on 2.11 to 2.14.
@@ -11,9 +14,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch._dynamo import trace_rules
+from torch._dynamo.variables import torch as dynamo_torch
 
 from . import dispatch
 from .tensor import PackedTensor, is_packed
@@ -32,6 +37,13 @@ def trace_into(names: tuple[str, ...]) -> None:
 
 
 trace_into(TRACED_INTO)
+
+
+def make_overridable(functions: Iterable[Any]) -> None:
+    """Have Dynamo ask ``__torch_function__`` for these functions."""
+    known = getattr(dynamo_torch, "get_overridable_functions", None)
+    if known is not None:
+        known().update(functions)
 
 
 def tag_checkpoint(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

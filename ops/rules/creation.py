@@ -53,7 +53,7 @@ def _axis_of(x: PackedTensor, size: Any) -> Axis | None:
         return size.axis
     if torch.compiler.is_compiling():
         for axis in x.grid.axes:
-            if not isinstance(size, int) and statically_known_true(size == axis.max_length):
+            if statically_known_true(size == axis.max_length):
                 return axis
     return None
 

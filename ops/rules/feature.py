@@ -108,6 +108,10 @@ def _query(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return func(args[0].values, *args[1:], **kwargs)
 
 
+def _is_signed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return args[0].values.dtype.is_signed  # Dynamo does not know the method
+
+
 def _numel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     return args[0].numel()
 
@@ -165,8 +169,9 @@ dispatch.register_function("feature", append_dim, "embedding", F.embedding)
 dispatch.register_function("feature", on_tensor(one_hot), "one_hot", F.one_hot)
 dispatch.register("feature", lookup(0), "isin bucketize")
 dispatch.register("feature", lookup(1), "searchsorted")
-dispatch.register("query", _same, "equal allclose")
-dispatch.register("query", _is_same_size, "is_same_size")
+dispatch.register("query", _same, "equal allclose", compiles=False)  # a truth value read from data
+dispatch.register("query", _is_same_size, "is_same_size", compiles=False)  # the same, from lengths
 dispatch.register("query", _method, "clone detach contiguous")
-dispatch.register("query", _query, "is_floating_point is_complex is_signed")
+dispatch.register("query", _query, "is_floating_point is_complex")
+dispatch.register("query", _is_signed, "is_signed")
 dispatch.register("query", _numel, "numel")

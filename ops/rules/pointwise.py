@@ -26,9 +26,9 @@ NAMES = """
     nan_to_num ne neg negative nextafter not_equal polygamma positive pow rad2deg real reciprocal relu
     relu6 remainder round rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus
     softshrink softsign sqrt square sub subtract tan tanh tanhshrink threshold true_divide trunc xlogy
-    dropout alpha_dropout bernoulli zeros_like ones_like full_like empty_like rand_like randn_like
+    dropout bernoulli zeros_like ones_like full_like empty_like rand_like randn_like
     randint_like bool byte char double float half bfloat16 int long short
-    airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 binomial chebyshev_polynomial_t
+    airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 chebyshev_polynomial_t
     chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w complex conj_physical entr erfcx
     expit fill gammainc gammaincc gammaln gcd hermite_polynomial_h hermite_polynomial_he i0e i1 i1e imag
     laguerre_polynomial_l lcm legendre_polynomial_p log_ndtr modified_bessel_i0
@@ -37,6 +37,11 @@ NAMES = """
     scaled_modified_bessel_k1 shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u
     shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w spherical_bessel_j0 xlog1py zeta
 """.split()
+
+#: What PyTorch cannot trace: alpha_dropout and dropout_ ask whether there is an entry, which a graph for any
+#: lengths does not know; binomial has no fake implementation, and random_ is refused.
+UNTRACED = ["alpha_dropout", "binomial"]
+UNTRACED_INPLACE = ["alpha_dropout_", "dropout_", "random_"]
 
 INPLACE_ONLY = "copy_ zero_ uniform_ exponential_ random_ cauchy_ geometric_ log_normal_".split()
 
@@ -175,9 +180,12 @@ def _install(name: str, method: Any, handler: dispatch.Handler) -> None:
 
 
 dispatch.register("pointwise", pointwise, NAMES)
+dispatch.register("pointwise", pointwise, UNTRACED, compiles=False)
 dispatch.register("pointwise", where, "where")
 dispatch.register("pointwise", type_as, "type_as")
 dispatch.register("pointwise", frexp, "frexp")
 _inplace_names = [f"{name}_" for name in NAMES if list(dispatch.spellings(f"{name}_"))]
-dispatch.register("pointwise", pointwise_, _inplace_names + INPLACE_ONLY)
+_compiled = [name for name in _inplace_names + INPLACE_ONLY if name not in UNTRACED_INPLACE]
+dispatch.register("pointwise", pointwise_, _compiled)
+dispatch.register("pointwise", pointwise_, UNTRACED_INPLACE, compiles=False)
 _install_operators()

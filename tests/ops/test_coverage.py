@@ -30,7 +30,7 @@ def test_an_operator_stands_once_in_the_table() -> None:
     assert len(names) == len(set(names))
     assert all("." not in name for name in names)
     assert {row.mode for row in rows} == {"packed", "fallback"}
-    assert all(row.compiles == (row.mode == "packed") for row in rows)
+    assert not any(row.compiles for row in rows if row.mode == "fallback")
 
 
 def test_there_are_as_many_operators_as_promised() -> None:
