@@ -255,6 +255,15 @@ def _quantile(ignore_nan: bool) -> Any:
 # ------------------------------------------------------------------ rows
 
 
+def _logsumexp(values: Tensor, dims: list[int], keepdim: bool) -> Tensor:
+    """``torch.logsumexp``, which in a graph for any lengths asks whether there is an entry."""
+    if not torch.compiler.is_compiling():
+        return torch.logsumexp(values, dims, keepdim=keepdim)
+    peak = values.detach().amax(dims, keepdim=True)
+    peak = peak.masked_fill(peak.isinf(), 0)
+    return (values - peak).exp().sum(dims, keepdim=True).log() + peak
+
+
 def _dense(function: Any) -> Dense:
     def dense(values: Tensor, dims: list[int]) -> Tensor:
         return function(values, dims, keepdim=True)
@@ -307,7 +316,7 @@ ROWS_OF_DATA: Sequence[tuple[str, Dense, Ragged, Any]] = (
     ("any", _dense(torch.any), over.any_over, _plain),
     ("all", _dense(torch.all), over.all_over, _plain),
     ("count_nonzero", _dense_count, over.count_over, _plain),
-    ("logsumexp", _dense(torch.logsumexp), over.logsumexp_over, _plain),
+    ("logsumexp", _dense(_logsumexp), over.logsumexp_over, _plain),
     ("var", _dense_spread(torch.var), over.var_over, _spread),
     ("std", _dense_spread(torch.std), over.std_over, _spread),
     ("var_mean", _dense_spread(torch.var_mean), over.var_mean_over, _spread),
