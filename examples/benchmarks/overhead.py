@@ -64,6 +64,9 @@ class Maps:
         spans = [range(start, end) for start, end in zip(starts, ends.tolist())]
         self.not_first = torch.tensor([row for span in spans for row in span[1:]])
         self.not_last = torch.tensor([row for span in spans for row in span[:-1]])
+        self.counts = sizes[:, None]
+        total = sum(lengths)
+        self.joined = torch.tensor([row + part for span in spans for part in (0, total) for row in span])
         pairs = [(row, column) for span in spans for row in span for column in span]
         self.rows, self.columns = torch.tensor(pairs).unbind(1)
 
@@ -82,6 +85,16 @@ def operations() -> list[Operation]:
         Operation("x[:, 1:]", lambda p: p[0][:, 1:], lambda p: p[0].index_select(0, maps.not_first)),
         Operation("x[:, :-1]", lambda p: p[0][:, :-1], lambda p: p[0].index_select(0, maps.not_last)),
         Operation("x.sum(1)", lambda p: p[0].sum(1), lambda p: _sum_by_hand(p[0], maps)),
+        Operation("x.mean(1)", lambda p: p[0].mean(1), lambda p: _sum_by_hand(p[0], maps) / maps.counts),
+        Operation("x.amax(1)", lambda p: p[0].amax(1), lambda p: _peak_by_hand(p[0], maps)),
+        Operation("softmax(x, 1)", lambda p: F.softmax(p[0], 1), lambda p: _softmax_by_hand(p[0], maps)),
+        Operation("cat((x, y), 0)", lambda p: torch.cat([p[0], p[1]], 0)),
+        Operation("cat((x, y), -1)", lambda p: torch.cat([p[0], p[1]], -1)),
+        Operation(
+            "cat((x, y), 1)",
+            lambda p: torch.cat([p[0], p[1]], 1),
+            lambda p: torch.cat([p[0], p[1]]).index_select(0, maps.joined),
+        ),
         Operation(
             "x[:, :, None] + y[:, None]",
             lambda p: p[0][:, :, None] + p[1][:, None],
@@ -92,6 +105,17 @@ def operations() -> list[Operation]:
 
 def _sum_by_hand(values: Tensor, maps: Maps) -> Tensor:
     return values.new_zeros(maps.batch_size, FEATURES).index_add(0, maps.sample_ids, values)
+
+
+def _peak_by_hand(values: Tensor, maps: Maps) -> Tensor:
+    index = maps.sample_ids[:, None].expand(-1, FEATURES)
+    peaks = values.new_zeros(maps.batch_size, FEATURES)
+    return peaks.scatter_reduce(0, index, values, "amax", include_self=False)
+
+
+def _softmax_by_hand(values: Tensor, maps: Maps) -> Tensor:
+    powers = (values - _peak_by_hand(values, maps).index_select(0, maps.sample_ids)).exp()
+    return powers / _sum_by_hand(powers, maps).index_select(0, maps.sample_ids)
 
 
 def _samples() -> list[Tensor]:
