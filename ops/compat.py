@@ -17,11 +17,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch._dynamo import trace_rules
 from torch._dynamo.variables import torch as dynamo_torch
 
 from . import dispatch
 from .tensor import PackedTensor, is_packed
+
+#: Rows that compile from a version of torch on; before it PyTorch asks for a size that a graph does not know.
+COMPILES_SINCE = {"quantile": (2, 13), "nanquantile": (2, 13)}
+TORCH = tuple(int(number) for number in torch.__version__.split(".")[:2])
 
 TRACED_INTO = ("torch.nn.functional.hardswish", "torch.nn.functional.hardsigmoid")
 

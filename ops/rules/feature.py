@@ -132,7 +132,7 @@ def lookup(position: int) -> dispatch.Handler:
         x = args[position]
         packed = [a for a in operands if type(a) is PackedTensor]
         table = args[1 - position]
-        if packed != [x] or (position and table.dim() != 1):
+        if len(packed) != 1 or packed[0] is not x or (position and table.dim() != 1):
             raise ValueError(
                 f"{dispatch.name_of(func)}: the table must be dense, and of one dim for searchsorted"
             )

@@ -1,0 +1,347 @@
+"""Every row of the operator table that is said to compile, compiled, and compared with eager.
+
+Rows are compiled in groups, since a graph of many operators costs little more than one of a single one; a
+group that fails is taken apart, so that the failing rows are named. Which rows do not compile is a fact of
+the table, ``Row.compiles``; the reason stands where the row is filed, or in ``ops.compat`` where it is the
+version of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+import ops
+from ops import compat, dispatch, is_packed
+from ops.testing import pack
+from tests.strategies import make
+
+GROUP = 24
+BATCHES = ([3, 5, 2], [4, 4], [6, 2, 3, 7])
+#: Rows whose results are random or uninitialised: structures are compared, values are not.
+RANDOM = set(
+    """dropout alpha_dropout bernoulli rand_like randn_like randint_like empty_like new_empty multinomial
+    normal poisson binomial gumbel_softmax dropout1d dropout2d dropout3d feature_dropout
+    feature_alpha_dropout rrelu bernoulli_ dropout_ alpha_dropout_ normal_ uniform_ exponential_ random_
+    cauchy_ geometric_ log_normal_ rrelu_""".split()
+)
+
+
+class Operands:
+    """What calls are made of: floats in (0, 1), integers, booleans, and a pair, over one axis."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        samples = [make(lengths, dtype=torch.float32, seed=k) for k in range(4)]
+        packed = pack(*samples, make(lengths, "n n 4", dtype=torch.float32, seed=5))
+        self.x, self.y, self.z, self.w = (p.sigmoid() for p in packed[:4])
+        self.pair = packed[4]
+        self.i, self.j = ((p * 5).to(torch.int64) + 1 for p in (self.x, self.y))
+        self.b = self.x > 0.5
+        self.c = torch.complex(self.x, self.y)
+        self.tokens = self.i[..., 0]
+        self.by_sample = torch.arange(float(len(lengths)))
+
+    def marked(self) -> Operands:
+        for value in vars(self).values():
+            ops.mark_dynamic(value)
+        return self
+
+
+#: Arguments tried in turn for a pointwise row; the first that eager takes is the row's call.
+ARGUMENTS: tuple[Callable[[Any], tuple[Any, ...]], ...] = (
+    lambda t: (t.x,),
+    lambda t: (t.x, t.y),
+    lambda t: (t.i, t.j),
+    lambda t: (t.x, t.y, t.z),
+    lambda t: (t.b, t.x, t.y),
+    lambda t: (t.x, t.b, 0.5),
+    lambda t: (t.x, 0.5),
+    lambda t: (t.x, 0.1, 0.5),
+    lambda t: (t.i, 2),
+    lambda t: (2, t.x),
+    lambda t: (t.x, 0, 5),
+    lambda t: (t.x, 0.5, True),
+    lambda t: (t.x.double(), t.y.double()),
+    lambda t: (t.c,),
+    lambda t: (t.i,),
+)
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """How a row is called: a function that it is filed under where there is one, else a method."""
+    for function in dispatch.spellings(name):
+        if function in dispatch.TABLE and not hasattr(function, "__objclass__"):
+            return function
+    return lambda x, *rest: getattr(x, name)(*rest)
+
+
+def fresh(argument: Any) -> Any:
+    """A copy, for the forms that write into it."""
+    return argument.clone() if is_packed(argument) or isinstance(argument, Tensor) else argument
+
+
+def pointwise_call(name: str) -> Callable[[Any], Any]:
+    """The call of a pointwise row."""
+    function, operands = function_of(name), Operands([3, 2])
+    for arguments in ARGUMENTS:
+        try:
+            out = function(*[fresh(a) for a in arguments(operands)])
+        except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError):
+            continue
+        if any(is_packed(leaf) for leaf in pytree.tree_leaves(out, is_leaf=is_packed)):
+            copied = name.endswith("_")
+            return lambda t: function(*[fresh(a) if copied else a for a in arguments(t)])
+    raise AssertionError(f"no arguments for '{name}'")
+
+
+WEIGHT, TABLE = torch.randn(3, 4), torch.randn(7, 4)
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    # attention
+    "scaled_dot_product_attention": lambda t: F.scaled_dot_product_attention(*[t.x[:, None]] * 3),
+    "multi_head_attention_forward": lambda t: F.multi_head_attention_forward(
+        *[t.x.transpose(0, 1)] * 3,
+        4,
+        2,
+        torch.ones(12, 4),
+        None,
+        None,
+        None,
+        False,
+        0.0,
+        torch.eye(4),
+        None,
+        need_weights=False,
+    )[0],
+    # shape
+    "permute": lambda t: t.x.permute(1, 0, 2),
+    "transpose": lambda t: t.x.transpose(0, 1),
+    "swapaxes": lambda t: t.x.swapaxes(1, 2),
+    "swapdims": lambda t: t.x.swapdims(1, 2),
+    "movedim": lambda t: t.x.movedim(1, 2),
+    "moveaxis": lambda t: t.x.moveaxis(1, 2),
+    "unsqueeze": lambda t: t.x.unsqueeze(1),
+    "squeeze": lambda t: t.x.unsqueeze(1).squeeze(1),
+    "flatten": lambda t: t.pair.flatten(1, 2),
+    "unflatten": lambda t: t.x.unflatten(2, (2, 2)),
+    "ravel": lambda t: t.x.ravel(),
+    "reshape": lambda t: t.x.reshape(*t.x.shape[:2], 2, 2),
+    "select": lambda t: t.x.select(1, 0),
+    "narrow": lambda t: t.x.narrow(1, 0, 2),
+    "view": lambda t: t.x.view(*t.x.shape[:2], 2, 2),
+    "view_as": lambda t: t.x.flatten(0, 1).view_as(t.y),
+    "reshape_as": lambda t: t.x.flatten(0, 1).reshape_as(t.y),
+    "expand": lambda t: t.x[..., None].expand(-1, -1, -1, 3),
+    # creation
+    "new_zeros": lambda t: t.x.new_zeros(t.x.shape),
+    "new_ones": lambda t: t.x.new_ones(t.x.shape),
+    "new_full": lambda t: t.x.new_full(t.x.shape, 2.0),
+    "new_empty": lambda t: t.x.new_empty(t.x.shape),
+    "new_tensor": lambda t: t.x.new_tensor([1.0, 2.0]),
+    "dropout1d": lambda t: F.dropout1d(t.x.transpose(1, 2)),
+    "dropout2d": lambda t: F.dropout2d(t.pair.movedim(-1, 1)),
+    "dropout3d": lambda t: F.dropout3d(t.pair.movedim(-1, 1)[..., None]),
+    "feature_dropout": lambda t: torch.feature_dropout(t.x.transpose(1, 2), 0.5, True),
+    "feature_alpha_dropout": lambda t: F.feature_alpha_dropout(t.x.transpose(1, 2), 0.5, True),
+    "multinomial": lambda t: t.x.flatten(0, 1).multinomial(2),
+    # feature
+    "linear": lambda t: F.linear(t.x, WEIGHT),
+    "layer_norm": lambda t: F.layer_norm(t.x, (4,)),
+    "rms_norm": lambda t: F.rms_norm(t.x, (4,), torch.ones(4)),
+    "glu": lambda t: F.glu(t.x),
+    "prelu": lambda t: F.prelu(t.x - 0.5, torch.tensor([0.2])),
+    "embedding": lambda t: F.embedding(t.tokens, TABLE),
+    "one_hot": lambda t: F.one_hot(t.tokens, 7),
+    "isin": lambda t: torch.isin(t.i, torch.tensor([1, 3])),
+    "bucketize": lambda t: torch.bucketize(t.x, torch.tensor([0.2, 0.7])),
+    "searchsorted": lambda t: torch.searchsorted(torch.tensor([0.2, 0.7]), t.x),
+    # query
+    "equal": lambda t: t.x.sum(),
+    "is_same_size": lambda t: t.x.is_same_size(t.y),
+    "clone": lambda t: t.x.clone(),
+    "detach": lambda t: t.x.detach(),
+    "contiguous": lambda t: t.x.contiguous(),
+    "is_floating_point": lambda t: t.x.is_floating_point(),
+    "is_complex": lambda t: t.x.is_complex(),
+    "is_signed": lambda t: t.x.is_signed(),
+    "numel": lambda t: t.x.sum() / t.x.numel(),
+    # indexing
+    "getitem": lambda t: t.x[:, 1:, 0],
+    "setitem": lambda t: _assigned(t.x * 1),
+    "gather": lambda t: t.x.gather(2, t.i % 4),
+    "take_along_dim": lambda t: t.x.take_along_dim(t.i % 4, 2),
+    "index_select": lambda t: t.x.index_select(2, torch.tensor([0, 2])),
+    "index_put": lambda t: t.x.index_put((t.b,), torch.tensor(0.0)),
+    "index_put_": lambda t: (t.x * 1).index_put_((t.b,), torch.tensor(0.0)),
+    "select_scatter": lambda t: t.x.select_scatter(t.y[..., 0], 2, 1),
+    "slice_scatter": lambda t: t.x.slice_scatter(t.y[..., :2], 2, 0, 2),
+    "scatter": lambda t: t.x.scatter(2, t.i % 4, t.y),
+    "scatter_": lambda t: (t.x * 1).scatter_(2, t.i % 4, t.y),
+    "scatter_add": lambda t: t.x.scatter_add(2, t.i % 4, t.y),
+    "scatter_add_": lambda t: (t.x * 1).scatter_add_(2, t.i % 4, t.y),
+    "scatter_reduce": lambda t: t.x.scatter_reduce(2, t.i % 4, t.y, "amax"),
+    "scatter_reduce_": lambda t: (t.x * 1).scatter_reduce_(2, t.i % 4, t.y, "amax"),
+    "index_add": lambda t: t.x.index_add(2, torch.tensor([0, 2]), t.y[..., :2]),
+    "index_add_": lambda t: (t.x * 1).index_add_(2, torch.tensor([0, 2]), t.y[..., :2]),
+    "index_copy": lambda t: t.x.index_copy(2, torch.tensor([0, 2]), t.y[..., :2]),
+    "index_copy_": lambda t: (t.x * 1).index_copy_(2, torch.tensor([0, 2]), t.y[..., :2]),
+    "index_fill": lambda t: t.x.index_fill(2, torch.tensor([0, 2]), 0.5),
+    "index_fill_": lambda t: (t.x * 1).index_fill_(2, torch.tensor([0, 2]), 0.5),
+    "index_reduce": lambda t: t.x.index_reduce(2, torch.tensor([0, 2]), t.y[..., :2], "amax"),
+    "index_reduce_": lambda t: (t.x * 1).index_reduce_(2, torch.tensor([0, 2]), t.y[..., :2], "amax"),
+    "masked_select": lambda t: t.x.masked_select(t.b),
+    "nonzero": lambda t: t.b.nonzero(),
+    "argwhere": lambda t: t.b.argwhere(),
+    # join
+    **{name: lambda t, f=name: function_of(f)([t.x, t.y], 2) for name in ("cat", "concat", "concatenate")},
+    "stack": lambda t: torch.stack([t.x, t.y], 2),
+    "hstack": lambda t: torch.hstack([t.x, t.y]),
+    "dstack": lambda t: torch.dstack([t.x, t.y]),
+    "column_stack": lambda t: torch.column_stack([t.x, t.y]),
+    "vstack": lambda t: torch.vstack([t.x, t.y]),
+    "row_stack": lambda t: torch.row_stack([t.x, t.y]),
+    "broadcast_tensors": lambda t: torch.broadcast_tensors(t.x, t.x.mean(1, keepdim=True)),
+    "expand_as": lambda t: t.x.mean(2, keepdim=True).expand_as(t.x),
+    "split": lambda t: t.x.split(2, 2),
+    "split_with_sizes": lambda t: t.x.split_with_sizes([1, 3], 2),
+    "chunk": lambda t: t.x.chunk(2, -1),
+    "tensor_split": lambda t: t.x.tensor_split(2, -1),
+    "unbind": lambda t: t.x.unbind(-1),
+    "hsplit": lambda t: t.x.transpose(1, 2).hsplit(2),
+    "vsplit": lambda t: t.x.transpose(0, 2).vsplit(2),
+    "dsplit": lambda t: t.x.dsplit(2),
+    **{name: lambda t, f=name: function_of(f)(t.x) for name in ("atleast_1d", "atleast_2d", "atleast_3d")},
+    "repeat": lambda t: t.x.repeat(1, 1, 2),
+    "tile": lambda t: t.x.tile(1, 1, 2),
+    "repeat_interleave": lambda t: t.x.repeat_interleave(2, -1),
+    "pad": lambda t: F.pad(t.x, (1, 2)),
+    "constant_pad_nd": lambda t: torch.constant_pad_nd(t.x, (1, 2)),
+    "tril": lambda t: t.pair.movedim(-1, 1).tril(),
+    "triu": lambda t: t.pair.movedim(-1, 1).triu(),
+    "diagonal": lambda t: t.pair.diagonal(dim1=1, dim2=2),
+    # loss
+    "cross_entropy": lambda t: F.cross_entropy(t.x.view(-1, 4), t.tokens.view(-1) % 4),
+    # reduction
+    "kthvalue": lambda t: t.x.kthvalue(2, -1),
+    "quantile": lambda t: t.x.quantile(0.5, -1),
+    "nanquantile": lambda t: t.x.nanquantile(0.5, -1),
+    "dist": lambda t: torch.dist(t.x, t.y),
+    "pairwise_distance": lambda t: F.pairwise_distance(t.x, t.y),
+    "cosine_similarity": lambda t: F.cosine_similarity(t.x, t.y, -1),
+    "aminmax": lambda t: t.x.aminmax(dim=1),
+    "linalg_vector_norm": lambda t: (torch.linalg.vector_norm(t.x, dim=1), torch.linalg.vector_norm(t.x)),
+    "all": lambda t: t.b.all(1),
+    "any": lambda t: t.b.any(1),
+    # scan
+    "topk": lambda t: t.x.topk(2, 1),
+    "roll": lambda t: t.x.roll(1, 1),
+    "flip": lambda t: t.x.flip(1),
+    "fliplr": lambda t: t.x.fliplr(),
+    "rot90": lambda t: t.pair.rot90(2, (1, 2)),
+}
+CALLS["polygamma_"] = lambda t: (t.x * 1).polygamma_(1)
+CALLS["mvlgamma_"] = lambda t: (t.x + 3).mvlgamma_(2)
+CALLS["equal"] = lambda t: torch.equal(t.x, t.x)
+CALLS["allclose"] = lambda t: torch.allclose(t.x, t.x)
+
+
+def _assigned(x: Any) -> Any:
+    x[..., 0] = 1.0
+    return x
+
+
+def call_of(row: dispatch.Row) -> Callable[[Any], Any]:
+    """The call of a row: its own, or what all rows of its kind have in common."""
+    if row.name in CALLS:
+        return CALLS[row.name]
+    if row.kind in ("pointwise",):
+        return pointwise_call(row.name)
+    function = function_of(row.name)
+    if row.kind == "loss":
+        return lambda t: function(t.x, t.y)
+    if row.kind in ("reduction", "scan"):
+        return lambda t: (function(t.x, 1), function(t.x, 2))
+    raise AssertionError(f"no call for '{row.name}', of kind '{row.kind}'")
+
+
+def groups() -> list[list[str]]:
+    """The names of rows that compile with this version of torch, kind by kind."""
+    kinds: dict[str, list[str]] = {}
+    for row in dispatch.ROWS.values():
+        if row.compiles and compat.COMPILES_SINCE.get(row.name, (0,)) <= compat.TORCH:
+            kinds.setdefault(row.kind, []).append(row.name)
+    return [names[k : k + GROUP] for names in kinds.values() for k in range(0, len(names), GROUP)]
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def failures(calls: dict[str, Callable[[Any], Any]]) -> dict[str, str]:
+    """Compile the calls as one graph; what went wrong, by name."""
+    torch._dynamo.reset()
+    counters.clear()
+
+    def program(t: Operands) -> dict[str, Any]:
+        return {name: call(t) for name, call in calls.items()}
+
+    compiled = torch.compile(program, fullgraph=True, backend="eager")
+    wrong: dict[str, str] = {}
+    for lengths in BATCHES:
+        t = Operands(lengths).marked()
+        try:
+            got = compiled(t)
+        except Exception as error:  # noqa: BLE001 - whatever a compiler raises is the finding
+            return {", ".join(calls): f"{lengths}: {type(error).__name__} {error}"[:1500]}
+        for name, call in calls.items():
+            try:
+                compare(got[name], call(t), name not in RANDOM)
+            except AssertionError as error:
+                wrong[name] = f"{lengths}: {error}"[:300]
+    if counters["stats"]["unique_graphs"] > 1:
+        wrong[", ".join(calls)] = f"{counters['stats']['unique_graphs']} graphs"
+    return wrong
+
+
+def compare(got: Any, want: Any, values: bool) -> None:
+    """The same structure and, unless random, the same values."""
+    pairs = [pytree.tree_leaves(out, is_leaf=is_packed) for out in (got, want)]
+    assert len(pairs[0]) == len(pairs[1])
+    for a, b in zip(*pairs):
+        assert type(a) is type(b)
+        if is_packed(b):
+            assert a.order == b.order
+            assert [p.lengths.tolist() for p in a.axes] == [p.lengths.tolist() for p in b.axes]
+            a, b = a.values, b.values
+        if values:
+            torch.testing.assert_close(a, b, equal_nan=True)
+        else:
+            assert not isinstance(b, Tensor) or (a.shape == b.shape and a.dtype == b.dtype)
+
+
+@pytest.mark.parametrize("names", groups(), ids=lambda names: f"{names[0]}-{names[-1]}")
+def test_rows_that_compile_are_one_graph_and_equal_eager(names: list[str]) -> None:
+    calls = {name: call_of(dispatch.ROWS[name]) for name in names}
+    wrong = failures(calls)
+    if any("," in name for name in wrong) and len(names) > 1:
+        wrong = {name: text for one in names for name, text in failures({one: calls[one]}).items()}
+    assert not wrong, "\n\n".join(f"{name}: {text}" for name, text in wrong.items())
+
+
+@pytest.mark.parametrize("name", [row.name for row in dispatch.ROWS.values() if not row.compiles])
+def test_rows_that_do_not_compile_raise_in_a_graph(name: str) -> None:
+    """Nothing is compiled by accident, nor run one sample at a time."""
+    with pytest.raises(AssertionError):
+        wrong = failures({name: call_of(dispatch.ROWS[name])})
+        assert not wrong
