@@ -186,8 +186,15 @@ def test_checkpointing_around_a_compiled_block_gives_the_same_gradients() -> Non
 # ---------------------------------------------------------------- checks
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize(
+    ("backend", "training"),
+    [
+        ("aot_eager", True),
+        ("aot_eager", False),
+        pytest.param("inductor", True, marks=pytest.mark.slow),
+        ("inductor", False),
+    ],
+)
 def test_a_program_that_returns_values_only_still_checks_structures(backend: str, training: bool) -> None:
     fn = compiled(lambda x, y: (x + y).values, backend)
 
@@ -220,6 +227,9 @@ def test_batches_of_different_size_meet_under_different_names() -> None:
         x, y = ops.mark_dynamic(single(n), batch="anchors"), ops.mark_dynamic(single(m), batch="candidates")
         torch.testing.assert_close(fn(x, y), x.values.sum(0) + y.values.sum(0))
     assert graphs() == 1
+
+
+def test_a_tree_of_two_batch_sizes_is_refused() -> None:
     with pytest.raises(ValueError, match="batch sizes"):
         ops.mark_dynamic([single([3]), single([3, 1])])
 
@@ -228,7 +238,7 @@ def test_batches_of_different_size_meet_under_different_names() -> None:
 
 
 def _train_on_many(count: int, backend: str) -> tuple[list[int], list[int]]:
-    """Live axes and peak memory in kilobytes, every 50 batches."""
+    """Live axes and peak memory in kilobytes, five times on the way."""
     model = nn.Sequential(Encoder(), nn.Linear(8, 4), SquarePair())
     fn = compiled(model, backend)
     generator = torch.Generator().manual_seed(0)
@@ -238,15 +248,15 @@ def _train_on_many(count: int, backend: str) -> tuple[list[int], list[int]]:
         lengths = torch.randint(0, 12, (size,), generator=generator).tolist()
         lengths[0] = max(lengths[0], 2)
         train(fn, model, ops.mark_dynamic(operands(PROGRAMS["square"], lengths)))
-        if step % 50 == 49:
+        if (step + 1) % (count // 5) == 0:
             gc.collect()
             axes.append(_live_axes())
             memory.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     return axes, memory
 
 
-def test_a_hundred_batches_leave_one_graph_and_no_axes_behind() -> None:
-    axes, _ = _train_on_many(100, "aot_eager")
+def test_fifty_batches_leave_one_graph_and_no_axes_behind() -> None:
+    axes, _ = _train_on_many(50, "aot_eager")
     assert graphs() == 1 and not counters["recompiles"]
     assert axes[-1] <= axes[0]
 
@@ -256,7 +266,7 @@ def test_three_hundred_batches_leave_one_graph_no_axes_and_no_memory_behind() ->
     axes, memory = _train_on_many(300, "inductor")
     assert graphs() == 1 and not counters["recompiles"]
     assert axes[-1] <= axes[0]
-    assert memory[-1] - memory[1] < 8 * 1024, f"peak memory in kB, every 50 batches: {memory}"
+    assert memory[-1] - memory[1] < 8 * 1024, f"peak memory in kB, every 60 batches: {memory}"
 
 
 # ---------------------------------------------------------------- export
