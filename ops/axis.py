@@ -112,7 +112,10 @@ class Partition:
     def cached(self, key: Any, build: Callable[[], Any]) -> Any:
         """``build()``, kept under ``key`` in eager; never kept in a graph, nor with fake tensors."""
         if torch.compiler.is_compiling():
-            return build()
+            found = build()
+            if isinstance(found, Partition):
+                found.dynamic = self.dynamic
+            return found
         found = self._cache.get(key)
         if found is None:
             if torch.is_inference_mode_enabled():
@@ -434,7 +437,8 @@ class Grid:
             return structure.sample_ids(self.splits(kept), self.cells)
         if kept == (count - 1,):
             outer = self.sub(tuple(range(count - 1)))
-            first = self.axes[-1].offsets[:-1].index_select(0, outer.sample_ids)
+            first = structure.firsts(self.axes[-1].offsets, self.batch_size)
+            first = first.index_select(0, outer.sample_ids)
             return structure.ranges(first, self.splits(tuple(range(count - 1))), self.cells)
         targets = [self.axes[k] for k in kept]
         return map_cells(self.axes, targets, kept, (0,) * len(kept), (1,) * len(kept))
@@ -518,7 +522,8 @@ def map_cells(
     See :data:`ops.kernels.structure.grid_map`; an empty ``source`` has one cell a sample.
     """
     if len(source) == len(target) == 1 and starts[0] >= 0 and strides[0] == 1:
-        return structure.ranges(target[0].offsets[:-1] + starts[0], source[0].offsets, source[0].total)
+        first = structure.firsts(target[0].offsets, target[0].batch_size)
+        return structure.ranges(first + starts[0], source[0].offsets, source[0].total)
     return structure.grid_map(
         [axis.offsets for axis in source],
         [axis.offsets for axis in target],

@@ -1,28 +1,37 @@
 """Mends for what PyTorch's compiler cannot trace. Everything that depends on torch's version is here.
 
+All of these were seen on 2.11 to 2.14:
+
+* Marks are attributes of tensors, and what a graph returns has none. Where Dynamo meets a packed tensor or a
+  structure that was marked, its tensors are marked again; it costs nothing at run time.
+* Dynamo looks for ``__torch_function__`` in lists of operands, as ``torch.cat`` takes, but not in tuples.
+  Both are looked through.
 * Dynamo asks ``__torch_function__`` only for functions on a list of PyTorch's test suite, on which
   ``torch.rand_like``, ``torch.fill``, ``torch.abs_`` and other in-place functions do not stand. Every
-  function with a row is put on it. Seen on 2.11 to 2.14.
+  function with a row is put on it.
 * ``torch.utils.checkpoint.checkpoint(..., use_reentrant=False)`` inside a graph hands its arguments to an
   operator of Dynamo's, ``tag_activation_checkpoint``, which asks ``__torch_function__`` of packed ones. It
-  gets their payloads, and a function that wraps them again. Seen on 2.11 to 2.14.
-
+  gets their payloads, and a function that wraps them again.
 * ``F.hardswish`` and ``F.hardsigmoid`` stand in Dynamo's list of functions that go into a graph as they
   are, so their ``__torch_function__`` check never runs. Off that list they are traced into like every
-  other activation. Seen on 2.11 to 2.14.
+  other activation.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch._dynamo import trace_rules
+from torch._dynamo.variables import TupleVariable, torch_function
 from torch._dynamo.variables import torch as dynamo_torch
+from torch._dynamo.variables.builder import VariableBuilder
 
 from . import dispatch
-from .tensor import PackedTensor, is_packed
+from .axis import Partition
+from .tensor import PackedTensor, is_packed, mark_rows
 
 #: Rows that compile from a version of torch on; before it PyTorch asks for a size that a graph does not know.
 COMPILES_SINCE = {"quantile": (2, 13), "nanquantile": (2, 13)}
@@ -41,14 +50,45 @@ def trace_into(names: tuple[str, ...]) -> None:
         rebuild()
 
 
-trace_into(TRACED_INTO)
-
-
 def make_overridable(functions: Iterable[Any]) -> None:
     """Have Dynamo ask ``__torch_function__`` for these functions."""
     known = getattr(dynamo_torch, "get_overridable_functions", None)
     if known is not None:
         known().update(functions)
+
+
+def look_into_tuples() -> None:
+    """Have Dynamo ask ``__torch_function__`` of the items of tuples, too."""
+    flatten_lists = getattr(torch_function, "_flatten_vts", None)
+    if flatten_lists is None:
+        return
+
+    def flatten(operands: Iterable[Any]) -> list[Any]:
+        found: list[Any] = []
+        for operand in flatten_lists(operands):
+            if operand.is_realized() and isinstance(operand, TupleVariable):
+                found += flatten(operand.items)
+            else:
+                found.append(operand)
+        return found
+
+    torch_function._flatten_vts = flatten  # type: ignore[assignment]
+
+
+def mark_again() -> None:
+    """Have Dynamo restore the marks of packed tensors and structures that it is about to trace."""
+    build = VariableBuilder.__call__
+
+    @functools.wraps(build)
+    def call(self: VariableBuilder, value: Any) -> Any:
+        kind = type(value)
+        if kind is PackedTensor and "grid" in value.__dict__ and value.grid.dynamic:
+            mark_rows(value.values)
+        elif issubclass(kind, Partition) and value.dynamic:
+            value.mark_dynamic(value.dynamic)
+        return build(self, value)
+
+    VariableBuilder.__call__ = call  # type: ignore[method-assign]
 
 
 def tag_checkpoint(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -66,4 +106,7 @@ def tag_checkpoint(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return func(on_payloads, *payloads, **kwargs)
 
 
+trace_into(TRACED_INTO)
+look_into_tuples()
+mark_again()
 dispatch.PYTHON["tag_activation_checkpoint"] = tag_checkpoint  # in a graph it is found by its name alone

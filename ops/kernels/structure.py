@@ -330,11 +330,17 @@ def _splits_fake(samples: Tensor, reduced: Any) -> Tensor:
 splits = define("splits(Tensor samples, Tensor[] reduced) -> Tensor", _splits, _splits_fake)
 
 
-def counts(offsets: Tensor, rows: int) -> Tensor:
-    """Differences of offsets [rows + 1] -> int32 [rows]."""
+def firsts(offsets: Tensor, rows: int) -> Tensor:
+    """Where each row's cells begin: offsets [rows + 1] without the last."""
     if torch.compiler.is_compiling():
         torch._check(offsets.shape[0] == rows + 1)
-    return offsets.narrow(0, 1, rows) - offsets.narrow(0, 0, rows)
+    return offsets.narrow(0, 0, rows)
+
+
+def counts(offsets: Tensor, rows: int) -> Tensor:
+    """Differences of offsets [rows + 1] -> int32 [rows]."""
+    begin = firsts(offsets, rows)
+    return offsets.narrow(0, 1, rows) - begin
 
 
 # ------------------------------------------------------------------ checks
