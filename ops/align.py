@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from .axis import Axis, Grid, require_same
 from .kernels import segment
+from .kernels.define import recorded
 from .layout import positions_of, replaced
 from .tensor import ROWS, PackedTensor, is_packed
 
@@ -141,13 +142,12 @@ def packed_payload(what: str, x: PackedTensor, layout: Layout) -> Tensor:
         for axis, target in zip(x.grid.axes, kept):
             require_same(axis, layout.grid.axes[target], what)
     static = [x.order[d] - k for d in layout.static_dims]
-    dims = [0, *static]
-    missing = [d for d in range(values.dim()) if d not in dims]
-    if dims + missing != list(range(values.dim())):
-        values = values.permute(*dims, *missing)
-    if missing:
-        values = values.flatten(len(dims) - 1) if len(dims) > 1 else values.flatten(0)
-        values = values.view(values.shape[0], *[x.values.shape[d] for d in static])
+    single = [d for d in range(1, values.dim()) if d not in static]  # where it broadcasts into an axis
+    if static != sorted(static):
+        values = values.permute(0, *static, *single)
+        single = list(range(1 + len(static), values.dim()))
+    if single:
+        values = values.squeeze(single[0] if len(single) == 1 else tuple(single))
     return expand_to(values, layout.grid, kept)
 
 
@@ -158,7 +158,7 @@ def expand_to(values: Tensor, grid: Grid, kept: tuple[int, ...]) -> Tensor:
             torch._check(values.shape[0] == grid.cells)
         return values
     index = grid.map_to(kept)
-    if not (torch.is_grad_enabled() and values.requires_grad):
+    if not recorded(values):
         return values.index_select(0, index)
     return segment.expand_rows(values, index, grid.order_by(kept), grid.splits(kept))
 
@@ -232,6 +232,8 @@ def as_positions(what: str, x: Any, base: PackedTensor, place: int) -> tuple[Ten
     ``x`` may have another axis there. A static dim there is an axis of one length; a dense operand
     (B, s, ...) has ``s`` positions in every sample.
     """
+    if is_packed(x) and x.grid is base.grid and x.order == base.order:
+        return x.values, x.grid
     k = base.order[place] - 1
     if not is_packed(x):
         grid = replaced(base.grid, k, base.grid.axes[k].derive(x.shape[place], cap=0))

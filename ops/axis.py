@@ -21,6 +21,7 @@ delivers lies in ``maps``, is fixed for the life of the object and is read in gr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -125,7 +126,7 @@ class Partition:
                 found = build()
             if self.dynamic and isinstance(found, Partition):
                 found.mark_dynamic(self.dynamic)
-            if not isinstance(getattr(found, "offsets", found), FakeTensor):
+            if type(found.offsets if isinstance(found, Partition) else found) is not FakeTensor:
                 self._cache[key] = found
         return found
 
@@ -136,6 +137,7 @@ class Partition:
 
     def deliver(self) -> None:
         """Make all that was built from here so far a part of the structure: fixed, and read in graphs."""
+        self._complete()
         for key, found in self._cache.items():
             if isinstance(key, str) and isinstance(found, Tensor):
                 self.maps[key] = found
@@ -148,6 +150,14 @@ class Partition:
             part.deliver()
         if self.dynamic:
             self.mark_dynamic(self.dynamic)
+
+    def _complete(self) -> None:
+        """Build the row of every cell, which a graph reads and eager code without gradients does not."""
+        self.cached("sample_ids", lambda: self.sample_ids)
+        for key in [key for key in self._cache if str(key).startswith("splits")]:
+            if key.replace("splits", "order") not in self._cache:
+                build = partial(structure.sample_ids, self._cache[key], self.total)
+                self.cached(key.replace("splits", "map"), build)
 
     def _delivered(self) -> list[Partition]:
         return [*self.parts.values(), *(part for _, part in self.products)]

@@ -32,6 +32,12 @@ class Segments:
         """index, order and splits, as the segment kernels take them."""
         return self.grid.map_to(self.kept), self.grid.order_by(self.kept), self.grid.splits(self.kept)
 
+    def _maps_of(self, values: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        """``maps`` without the index where it is not read."""
+        order = self.grid.order_by(self.kept)
+        needed = order is not None or segment.reads_index(values)
+        return self.grid.map_to(self.kept) if needed else None, order, self.grid.splits(self.kept)
+
     @property
     def axis(self) -> int:
         """The axis that is not kept, where it is one."""
@@ -43,12 +49,14 @@ class Segments:
             structure.check_longer(self.grid.axes[k].lengths, least, what)
 
     def counts(self) -> Tensor:
-        """Cells of each segment, int32 [rows]."""
+        """Cells of each segment, int [rows] on the values' device."""
+        if not self.kept and self.grid.offsets.device.type == "cpu":
+            return self.grid.lengths
         return structure.counts(self.grid.splits(self.kept), self.rows)
 
     def sum(self, values: Tensor) -> Tensor:
         """[cells, *] -> [rows, *]."""
-        return segment.sum_rows(values, *self.maps, self.rows)
+        return segment.sum_rows(values, *self._maps_of(values), self.rows)
 
     def expand(self, values: Tensor) -> Tensor:
         """[rows, *] -> [cells, *]."""
@@ -60,7 +68,7 @@ class Segments:
 
     def softmax(self, values: Tensor, logarithm: bool) -> Tensor:
         """Softmax of each segment, or its logarithm: [cells, *] -> [cells, *]."""
-        return segment.softmax_rows(values, *self.maps, self.rows, logarithm)
+        return segment.softmax_rows(values, *self._maps_of(values), self.rows, logarithm)
 
     def argpeak(self, values: Tensor, largest: bool) -> Tensor:
         """Position along the reduced axis of the first largest or smallest value: int64 [rows, *]."""

@@ -54,7 +54,8 @@ def mean_over(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
         raise RuntimeError(f"mean needs a floating or complex dtype; got {values.dtype}")
     wide = _wide(values)
     total = segments.sum(wide.mean(dims, keepdim=True) if dims else wide)
-    return (total / _counts(total, values, [], segments)).to(values.dtype)
+    mean = total / segments.counts().view(-1, *[1] * (total.dim() - 1))
+    return mean if mean.dtype == values.dtype else mean.to(values.dtype)
 
 
 def var_mean_over(

@@ -72,6 +72,11 @@ def _function(name: str, forward: Any, setup: Any, backward: Any) -> type[torch.
     return type(f"Packed_{name}", (torch.autograd.Function,), members)
 
 
+def recorded(values: torch.Tensor) -> bool:
+    """Whether autograd records what happens to ``values``."""
+    return values.requires_grad and torch.is_grad_enabled()
+
+
 def _is_plain(operand: Any) -> bool:
     """False for the fake and functional tensors with which a compiler traces a backward formula."""
     tensor = operand[0] if isinstance(operand, (list, tuple)) and operand else operand

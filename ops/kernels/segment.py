@@ -11,24 +11,31 @@ precision in float32. ``torch.segment_reduce`` is never used: it accumulates bfl
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .define import define
+from . import structure
+from .define import define, recorded
 
+#: Softmax over segments on a CPU: padded, a batch of so many entries is small; a segment of so many is long.
+_SMALL, _LONG = 8192, 2048
 _SUM, _ACCUMULATED_AS_IS = 0, (torch.float32, torch.float64)
 Order = Tensor | None
 
 
-def _sum_rows(values: Tensor, index: Tensor, order: Tensor | None, splits: Tensor, rows: int) -> Tensor:
+def _sum_rows(values: Tensor, index: Order, order: Order, splits: Tensor, rows: int) -> Tensor:
     tail = values.shape[1:]
     flat = values.reshape(values.shape[0], tail.numel()) if len(tail) != 1 else values
-    if not values.is_floating_point() or flat.shape[1] == 0 or flat.shape[0] == 0:
-        dtype = values.dtype if values.is_floating_point() or values.is_complex() else torch.int64
+    if index is not None and not values.is_floating_point():
+        dtype = values.dtype if values.is_complex() else torch.int64
         out = values.new_zeros((rows, flat.shape[1]), dtype=dtype)
         return out.index_add_(0, index, flat.to(dtype)).view(rows, *tail)
+    if flat.shape[1] == 0 or flat.shape[0] == 0:
+        return values.new_zeros((rows, *tail))
     if order is None:
         order = torch.arange(flat.shape[0], dtype=splits.dtype, device=splits.device)
     wide = flat if flat.dtype in _ACCUMULATED_AS_IS else flat.float()
@@ -37,7 +44,7 @@ def _sum_rows(values: Tensor, index: Tensor, order: Tensor | None, splits: Tenso
     return out if len(tail) == 1 else out.view(rows, *tail)
 
 
-def _sum_rows_fake(values: Tensor, index: Tensor, order: Tensor | None, splits: Tensor, rows: int) -> Tensor:
+def _sum_rows_fake(values: Tensor, index: Order, order: Order, splits: Tensor, rows: int) -> Tensor:
     inexact = values.dtype.is_floating_point or values.dtype.is_complex
     return values.new_empty((rows, *values.shape[1:]), dtype=values.dtype if inexact else torch.int64)
 
@@ -72,7 +79,7 @@ def _expand_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _sum_operator = define(
-    "sum_rows(Tensor values, Tensor index, Tensor? order, Tensor splits, SymInt rows) -> Tensor",
+    "sum_rows(Tensor values, Tensor? index, Tensor? order, Tensor splits, SymInt rows) -> Tensor",
     _sum_rows,
     _sum_rows_fake,
     setup=_sum_setup,
@@ -80,18 +87,25 @@ _sum_operator = define(
 )
 
 
-def sum_rows(values: Tensor, index: Tensor, order: Tensor | None, splits: Tensor, rows: int) -> Tensor:
+def reads_index(values: Tensor) -> bool:
+    """Whether a sum or a softmax of these values, or its gradient, reads the row of every cell."""
+    return recorded(values) or not values.is_floating_point() or torch.compiler.is_compiling()
+
+
+def sum_rows(values: Tensor, index: Order, order: Order, splits: Tensor, rows: int) -> Tensor:
     """Sums of segments.
 
     Args:
         values: [cells, *].
-        index, order, splits: int32 [cells], [cells] or None, [rows + 1].
+        index: int32 [cells], the row of every cell; may be None unless :func:`reads_index`.
+        order, splits: int32 [cells] or None, [rows + 1].
 
     Returns:
         [rows, *]; 0 for an empty segment; integers become int64.
     """
     if (
         torch.compiler.is_compiling()
+        and index is not None
         and values.is_floating_point()
         and _scatters_in_order(values.device.type)
     ):
@@ -200,8 +214,17 @@ reorder_rows = define(
 
 
 def _softmax_rows(
-    values: Tensor, index: Tensor, order: Tensor | None, splits: Tensor, rows: int, logarithm: bool
+    values: Tensor, index: Order, order: Order, splits: Tensor, rows: int, logarithm: bool
 ) -> Tensor:
+    if order is None and values.device.type == "cpu":
+        size, ends = values.numel(), splits.numpy()
+        if size >= _LONG * rows:
+            return _softmax_each(values, ends, logarithm)
+        longest = max((ends[1:] - ends[:-1]).tolist(), default=0) if size <= _SMALL else size
+        if rows * longest * values.shape[1:].numel() <= _SMALL:
+            return _softmax_padded(values, ends, longest, logarithm)
+    if index is None:
+        index = structure.sample_ids(splits, values.shape[0])
     wide = values if values.dtype in _ACCUMULATED_AS_IS else values.float()
     shifted = wide - _peak_rows(wide, index, order, splits, rows, [], True).index_select(0, index)
     powers = shifted.exp() if logarithm else shifted.exp_()
@@ -213,8 +236,27 @@ def _softmax_rows(
     return out if wide is values else out.to(values.dtype)
 
 
+def _softmax_padded(values: Tensor, splits: np.ndarray, longest: int, logarithm: bool) -> Tensor:
+    """Few entries: three calls, on segments padded with -inf."""
+    rows, tail, begin = len(splits) - 1, values.shape[1:], splits[:-1]
+    padding = np.arange(rows) * longest - begin  # that stands before each segment
+    index = torch.from_numpy(np.arange(len(values)) + padding.repeat(splits[1:] - begin))
+    padded = values.new_full((rows * longest, *tail), -math.inf).index_copy_(0, index, values)
+    function = torch.log_softmax if logarithm else torch.softmax
+    return function(padded.view(rows, longest, *tail), 1).view(-1, *tail).index_select(0, index)
+
+
+def _softmax_each(values: Tensor, splits: np.ndarray, logarithm: bool) -> Tensor:
+    """Long segments: one after the other, each in the cache (2.2 ms against 18 for 15 000 x 256)."""
+    function = torch.log_softmax if logarithm else torch.softmax
+    out, sizes = torch.empty_like(values), (splits[1:] - splits[:-1]).tolist()
+    for part, result in zip(values.split(sizes), out.split(sizes)):
+        function(part, 0, out=result)
+    return out
+
+
 def _softmax_rows_fake(
-    values: Tensor, index: Tensor, order: Tensor | None, splits: Tensor, rows: int, logarithm: bool
+    values: Tensor, index: Order, order: Order, splits: Tensor, rows: int, logarithm: bool
 ) -> Tensor:
     return values.new_empty(values.shape)
 
@@ -237,7 +279,7 @@ def _softmax_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 #: Softmax, or its logarithm, of the cells of each segment: [cells, *] -> [cells, *]; half precision is
 #: computed in float32.
 softmax_rows = define(
-    "softmax_rows(Tensor values, Tensor index, Tensor? order, Tensor splits, SymInt rows, bool logarithm)"
+    "softmax_rows(Tensor values, Tensor? index, Tensor? order, Tensor splits, SymInt rows, bool logarithm)"
     " -> Tensor",
     _softmax_rows,
     _softmax_rows_fake,

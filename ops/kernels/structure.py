@@ -23,23 +23,22 @@ INDEX_LIMIT = 2**31 - 1
 NO_CAP = -1
 
 
-def checked_total(lengths: np.ndarray) -> int:
-    """Sum of host lengths; raises ValueError where 32-bit indices would wrap around."""
-    total = int(lengths.sum())
+def host_offsets(lengths: np.ndarray) -> tuple[np.ndarray, int]:
+    """Offsets int32 [B + 1] and the total of host lengths [B].
+
+    Raises:
+        ValueError: 32-bit indices would wrap around.
+    """
+    offsets = np.empty(len(lengths) + 1, dtype=np.int32)
+    offsets[0], ends = 0, lengths.cumsum()
+    total = int(ends[-1]) if len(ends) else 0
     if total > INDEX_LIMIT:
         raise ValueError(
             f"a packed batch of {total} cells does not fit 32-bit indices (at most {INDEX_LIMIT}); "
             "make the batch smaller"
         )
-    return total
-
-
-def host_offsets(lengths: np.ndarray) -> np.ndarray:
-    """Offsets int32 [B + 1] of host lengths [B]."""
-    checked_total(lengths)
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
+    offsets[1:] = ends
+    return offsets, total
 
 
 def extent(total: int) -> Tensor:
@@ -49,10 +48,11 @@ def extent(total: int) -> Tensor:
 
 def partition(lengths: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Host lengths -> (lengths int64 [B] on the host, offsets int32 [B + 1] on the device, extent)."""
-    offsets = torch.from_numpy(host_offsets(lengths))
+    host, total = host_offsets(lengths)
+    offsets = torch.from_numpy(host)
     if device.type != "cpu":
         offsets = offsets.to(device, non_blocking=True)
-    return torch.from_numpy(lengths), offsets, extent(checked_total(lengths))
+    return torch.from_numpy(lengths), offsets, extent(total)
 
 
 # ------------------------------------------------------------------ new partitions from old ones
@@ -62,7 +62,8 @@ def apply_step(lengths: Any, cap: int, shift: int, stride: int) -> Any:
     """The length function of a derived axis: ``max((min(n, cap) + shift) // stride, 0)``."""
     if cap != NO_CAP:
         lengths = np.minimum(lengths, cap)
-    return np.maximum((lengths + shift) // stride, 0)
+    moved = lengths + shift
+    return np.maximum(moved if stride == 1 else moved // stride, 0)
 
 
 def _derive(
@@ -128,12 +129,11 @@ class _Numpy:
 
     @staticmethod
     def starts(counts: np.ndarray) -> np.ndarray:
-        ends = np.cumsum(counts, dtype=np.int32)
-        return ends - counts
+        return counts.cumsum(dtype=np.int32) - counts
 
     @staticmethod
-    def columns(values: list[np.ndarray]) -> np.ndarray:
-        return np.stack(values, 1).ravel()
+    def stack(values: list[np.ndarray]) -> np.ndarray:
+        return np.array(values)
 
     @staticmethod
     def clamp_min(values: np.ndarray, low: int) -> np.ndarray:
@@ -141,7 +141,7 @@ class _Numpy:
 
     @staticmethod
     def store(values: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int32))
+        return torch.from_numpy(values if values.dtype == np.int32 else values.astype(np.int32))
 
 
 class _Torch:
@@ -164,8 +164,8 @@ class _Torch:
         return counts.cumsum(0, dtype=torch.int32) - counts
 
     @staticmethod
-    def columns(values: list[Tensor]) -> Tensor:
-        return torch.stack(values, 1).flatten()
+    def stack(values: list[Tensor]) -> Tensor:
+        return torch.stack(values)
 
     @staticmethod
     def clamp_min(values: Tensor, low: int) -> Tensor:
@@ -274,13 +274,9 @@ ranges = define("ranges(Tensor first, Tensor splits, SymInt total) -> Tensor", _
 
 def _interleave(offsets: Sequence[Tensor], total: int) -> Tensor:
     xp = _namespace(offsets[0])
-    counts, firsts, start = [], [], 0
-    for part in offsets:
-        loaded = xp.load(part)
-        counts.append(loaded[1:] - loaded[:-1])
-        firsts.append(loaded[:-1] + start)
-        start = start + loaded[-1]
-    runs, first = xp.columns(counts), xp.columns(firsts)
+    parts = xp.stack([xp.load(part) for part in offsets])
+    runs = (parts[:, 1:] - parts[:, :-1]).T.reshape(-1)
+    first = (parts[:, :-1] + xp.starts(parts[:, -1])[:, None]).T.reshape(-1)
     return xp.store(xp.arange(total, runs) + xp.repeat(first - xp.starts(runs), runs, total))
 
 
@@ -364,9 +360,9 @@ def _check_same(a: Tensor, b: Tensor, what: str) -> None:
 
 
 def _check_longer(lengths: Tensor, least: int, what: str) -> None:
-    short = np.nonzero(lengths.numpy() < least)[0]
-    if len(short):
-        sample = int(short[0])
+    host = lengths.numpy()
+    if np.count_nonzero(host if least == 1 else host >= least) < len(host):
+        sample = int(np.argmax(host < least))
         raise IndexError(f"{what}: sample {sample} has {int(lengths[sample])} positions, {least} are needed")
 
 

@@ -32,7 +32,9 @@ from ..cells import (
 from ..kernels import structure
 from ..reshaping import in_logical_order
 from ..tensor import ROWS, PackedTensor, is_packed, like, sample_rows
-from .shape import on_tensor
+from .shape import on_tensor, unsqueeze
+
+ALL = slice(None)
 
 
 def getitem(x: PackedTensor, key: Any) -> Any:
@@ -43,6 +45,8 @@ def getitem(x: PackedTensor, key: Any) -> Any:
         NotImplementedError: an index that no rule covers yet; says what to write.
     """
     keys = _expand_ellipsis(key if isinstance(key, tuple) else (key,), len(x.order))
+    if all(k is None or _is_all(k) for k in keys):
+        return _new_dims(x, keys)
     if any(is_packed(k) for k in keys):
         return _mask_rows(x, keys)
     keys = [_plain(k) for k in keys]
@@ -66,6 +70,14 @@ def getitem(x: PackedTensor, key: Any) -> Any:
         else:
             out = out[(slice(None),) * dim + (k,)]
     return out
+
+
+def _new_dims(x: PackedTensor, keys: list[Any]) -> PackedTensor:
+    """``x[key]`` of ``None`` and ``:`` only."""
+    for dim, k in enumerate(keys):
+        if k is None:
+            x = unsqueeze(x, dim)
+    return x
 
 
 def _expand_ellipsis(keys: tuple[Any, ...], ndim: int) -> list[Any]:
@@ -94,7 +106,7 @@ def _plain(key: Any) -> Any:
 
 
 def _is_all(key: Any) -> bool:
-    return isinstance(key, slice) and key == slice(None)
+    return isinstance(key, slice) and key == ALL
 
 
 def _is_list(key: Any) -> bool:

@@ -19,6 +19,7 @@ from ..align import align, as_positions, over_cells
 from ..axis import Grid, map_cells
 from ..cells import sample_range, static_dim
 from ..kernels import segment, structure
+from ..kernels.define import recorded
 from ..layout import append_grids, cells_at, interleaved, lengths_of, positions_of, replaced
 from ..reshaping import in_logical_order
 from ..tensor import ROWS, PackedTensor, is_packed, like, sample_rows
@@ -98,9 +99,11 @@ def _cat_positions(parts: list[Any], base: PackedTensor, place: int) -> PackedTe
     grid = replaced(base.grid, k, axis)
     parents = tuple((a.axes[k].token, a.axes[k].steps) for a in grids)
     index = grid.part.cached(("cat", k, parents), lambda: interleaved(grids, grid, k))
+    rows = torch.cat(payloads)
+    if not recorded(rows):
+        return PackedTensor(rows.index_select(0, index), grid, base.order)
     inverse = grid.part.cached(("cat back", k, parents), lambda: structure.invert(index))
-    rows = segment.reorder_rows(torch.cat(payloads), index, inverse)
-    return PackedTensor(rows, grid, base.order)
+    return PackedTensor(segment.reorder_rows(rows, index, inverse), grid, base.order)
 
 
 def hstack(tensors: Sequence[Any], *, out: Any = None) -> Any:
