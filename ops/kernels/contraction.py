@@ -1,0 +1,185 @@
+"""Products of two packed operands summed over letters: matrix products inside each sample.
+
+An equation such as ``"ikc,jkc->ijc"`` names the dims of one sample of both operands and of the result as
+they are stored; the first letters of each may be ragged. A buffer is [cells, *static]: sample after sample,
+row-major over its ragged letters, or [B, *static] if it has none.
+
+Each sample is one batched matrix product: letters in both operands and the result are its batch, the others
+its rows, columns and inner dim. Samples of equal sizes that follow each other are one product together. All
+of it runs below autograd, as its gradients are products of the same kind, and writes into one result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .define import define
+
+
+class _Plan(NamedTuple):
+    """How an equation is a batched matrix product [batch, m, k] x [batch, k, n].
+
+    Dims count the run of samples as dim 0 of each operand.
+
+    Attributes:
+        first, second: the operands' dims in the order run, batch, m, k and run, batch, k, n.
+        result: the result's dims in the order run, batch, m, n, as stored.
+        swapped: the second operand gives the rows, so that the product comes out as stored.
+        groups: how many letters batch, m, k and n have.
+    """
+
+    first: tuple[int, ...]
+    second: tuple[int, ...]
+    result: tuple[int, ...]
+    swapped: bool
+    groups: tuple[int, int, int, int]
+
+
+@lru_cache(maxsize=1024)
+def _plan(equation: str) -> _Plan:
+    inputs, out = equation.split("->")
+    x, y = inputs.split(",")
+    batch = [c for c in out if c in x and c in y]
+    left = [c for c in out if c in x and c not in y]
+    right = [c for c in out if c in y and c not in x]
+    inner = [c for c in x if c in y and c not in out]
+    swapped = bool(left and right) and out.rfind(right[0]) < out.find(left[0])
+    if swapped:
+        x, y, left, right = y, x, right, left
+
+    def dims(letters: str, *groups: list[str]) -> tuple[int, ...]:
+        return (0, *(letters.index(c) + 1 for group in groups for c in group))
+
+    return _Plan(
+        dims(x, batch, left, inner),
+        dims(y, batch, inner, right),
+        dims(out, batch, left, right),
+        swapped,
+        (len(batch), len(left), len(inner), len(right)),
+    )
+
+
+def _grouped(x: Tensor, counts: Sequence[int]) -> list[int]:
+    """The sizes of groups of neighbouring dims."""
+    sizes, start = [], 0
+    for count in counts:
+        sizes.append(prod(x.shape[start : start + count]))
+        start += count
+    return sizes
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """A batch of matrices [b, m, k] as the library's products read them without a copy of their own."""
+    return x if x.stride(2) == 1 or x.stride(1) == 1 else x.contiguous()
+
+
+def _multiply(x: Tensor, y: Tensor, out: Tensor, plan: _Plan) -> None:
+    """One run of samples; all three as stored, run first."""
+    if plan.swapped:
+        x, y = y, x
+    batch, left, inner, right = plan.groups
+    x, y = x.permute(plan.first), y.permute(plan.second)
+    target = out.permute(plan.result)
+    b, m, k = _grouped(x, (1 + batch, left, inner))
+    n = prod(y.shape[1 + batch + inner :])
+    rows, columns = _aligned(x.reshape(b, m, k)), _aligned(y.reshape(b, k, n))
+    if target.is_contiguous():
+        torch.bmm(rows, columns, out=target.view(b, m, n))
+    else:
+        target.copy_(torch.bmm(rows, columns).view(target.shape))
+
+
+class _Operand(NamedTuple):
+    """A buffer cut into samples: its ragged letters' lengths, and where each sample begins."""
+
+    buffer: Tensor
+    sizes: list[np.ndarray]
+    begin: np.ndarray
+
+    def run(self, start: int, stop: int) -> Tensor:
+        """Samples of equal sizes as one tensor [run, *letters]."""
+        sizes = [int(n[start]) for n in self.sizes]
+        rows = self.buffer[int(self.begin[start]) : int(self.begin[stop])]
+        return rows.view(stop - start, *sizes, *self.buffer.shape[1:])
+
+
+def _operand(buffer: Tensor, letters: str, lengths: dict[str, np.ndarray], samples: int) -> _Operand:
+    sizes = [lengths[c] for c in letters if c in lengths]
+    cells = np.ones(samples, dtype=np.int64)
+    for n in sizes:
+        cells = cells * n
+    return _Operand(buffer, sizes, np.concatenate([[0], cells.cumsum()]))
+
+
+def _runs(lengths: Sequence[np.ndarray], samples: int) -> Iterator[tuple[int, int]]:
+    """Samples that follow each other and are of equal sizes: first and last + 1."""
+    changed = np.zeros(max(samples - 1, 0), dtype=bool)
+    for n in lengths:
+        changed |= n[1:] != n[:-1]
+    edges = [0, *(np.nonzero(changed)[0] + 1).tolist(), samples]
+    return zip(edges[:-1], edges[1:]) if samples else iter(())
+
+
+def _contract(
+    x: Tensor, y: Tensor, lengths: Tensor, ragged: str, equation: str, rows: int, batch: int
+) -> Tensor:
+    inputs, result = equation.split("->")
+    first, second = inputs.split(",")
+    host = dict(zip(ragged, lengths.numpy()))
+    static = {c: n for side, t in ((first, x), (second, y)) for c, n in zip(side[::-1], t.shape[:0:-1])}
+    tail = [static[c] for c in result if c not in host]
+    out = x.new_empty((rows, *tail))
+    sides = [_operand(t, letters, host, batch) for t, letters in ((x, first), (y, second), (out, result))]
+    plan = _plan(equation)
+    for start, stop in _runs(list(host.values()), batch):
+        _multiply(*(side.run(start, stop) for side in sides), plan)
+    return out
+
+
+def _contract_fake(
+    x: Tensor, y: Tensor, lengths: Tensor, ragged: str, equation: str, rows: int, batch: int
+) -> Tensor:
+    inputs, result = equation.split("->")
+    first, second = inputs.split(",")
+    static = {c: n for side, t in ((first, x), (second, y)) for c, n in zip(side[::-1], t.shape[:0:-1])}
+    return x.new_empty((rows, *[static[c] for c in result if c not in ragged]))
+
+
+def _contract_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, y, lengths, ctx.ragged, ctx.equation, _, ctx.batch = inputs
+    ctx.save_for_backward(x, y, lengths)
+
+
+def _contract_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    x, y, lengths = ctx.saved_tensors
+    inputs, out = ctx.equation.split("->")
+    first, second = inputs.split(",")
+    grads: list[Any] = [None, None]
+    if ctx.needs_input_grad[0]:
+        to_first = f"{out},{second}->{first}"
+        grads[0] = contract(grad, y.conj(), lengths, ctx.ragged, to_first, x.shape[0], ctx.batch)
+    if ctx.needs_input_grad[1]:
+        to_second = f"{out},{first}->{second}"
+        grads[1] = contract(grad, x.conj(), lengths, ctx.ragged, to_second, y.shape[0], ctx.batch)
+    return (*grads, None, None, None, None, None)
+
+
+#: Products of operands summed over letters, inside each sample: x [cells of x, *static], y [cells of y,
+#: *static], host lengths [letters, B] of the ragged letters, the equation of one sample as stored -> [rows, *static].
+#: Every letter stands in two of the three; those of one operand alone are summed before.
+contract = define(
+    "contract(Tensor x, Tensor y, Tensor lengths, str ragged, str equation, SymInt rows, SymInt batch)"
+    " -> Tensor",
+    _contract,
+    _contract_fake,
+    setup=_contract_setup,
+    backward=_contract_backward,
+    differentiable=2,
+)
