@@ -92,9 +92,9 @@ def register(
             TABLE[function] = handler
 
 
-def register_function(kind: str, handler: Handler, name: str, *functions: Any) -> None:
+def register_function(kind: str, handler: Handler, name: str, *functions: Any, compiles: bool = True) -> None:
     """File a row under functions that are found elsewhere than in :data:`NAMESPACES`."""
-    ROWS.setdefault(name, Row(name, kind, handler))
+    ROWS.setdefault(name, Row(name, kind, handler, compiles=compiles))
     for function in functions:
         TABLE[function] = handler
 

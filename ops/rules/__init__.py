@@ -8,6 +8,7 @@ from . import (  # noqa: F401
     feature,
     indexing,
     join,
+    linalg,
     loss,
     pointwise,
     reduction,

@@ -226,6 +226,24 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "tril": lambda t: t.pair.movedim(-1, 1).tril(),
     "triu": lambda t: t.pair.movedim(-1, 1).triu(),
     "diagonal": lambda t: t.pair.diagonal(dim1=1, dim2=2),
+    # linalg
+    "linalg_solve": lambda t: torch.linalg.solve(square(t), square(t)),
+    "linalg_solve_ex": lambda t: torch.linalg.solve_ex(square(t), square(t)),
+    "linalg_solve_triangular": lambda t: torch.linalg.solve_triangular(square(t), square(t), upper=True),
+    "linalg_lstsq": lambda t: torch.linalg.lstsq(square(t), square(t)),
+    "linalg_lu_solve": lambda t: torch.linalg.lu_solve(*torch.linalg.lu_factor(square(t)), square(t)),
+    "lu_solve": lambda t: torch.lu_solve(square(t), *torch.linalg.lu_factor(square(t))),
+    "lu_unpack": lambda t: torch.lu_unpack(*torch.linalg.lu_factor(square(t))),
+    "cholesky_solve": lambda t: torch.cholesky_solve(square(t), square(t)),
+    "linalg_ldl_solve": lambda t: torch.linalg.ldl_solve(*torch.linalg.ldl_factor(square(t)), square(t)),
+    "linalg_householder_product": lambda t: torch.linalg.householder_product(square(t), t.x[..., :2]),
+    "orgqr": lambda t: torch.orgqr(square(t), t.x[..., :2]),
+    "matrix_power": lambda t: torch.matrix_power(square(t), 2),
+    "linalg_matrix_power": lambda t: torch.linalg.matrix_power(square(t), 2),
+    "linalg_vander": lambda t: (torch.linalg.vander(t.x), torch.linalg.vander(t.x, N=3)),
+    "cross": lambda t: torch.cross(t.x[..., :3], t.y[..., :3], dim=2),
+    "linalg_cross": lambda t: torch.linalg.cross(t.x[..., :3], t.y[..., :3]),
+    "linalg_matrix_norm": lambda t: (torch.linalg.matrix_norm(t.pair, dim=(1, 2)), square(t).mT),
     # loss
     "cross_entropy": lambda t: F.cross_entropy(t.x.view(-1, 4), t.tokens.view(-1) % 4),
     # reduction
@@ -257,6 +275,11 @@ def _assigned(x: Any) -> Any:
     return x
 
 
+def square(t: Any) -> Any:
+    """Matrices of a fixed size, symmetric enough for any operator."""
+    return t.x.unflatten(2, (2, 2)) + 2 * torch.eye(2)
+
+
 def call_of(row: dispatch.Row) -> Callable[[Any], Any]:
     """The call of a row: its own, or what all rows of its kind have in common."""
     if row.name in CALLS:
@@ -264,6 +287,10 @@ def call_of(row: dispatch.Row) -> Callable[[Any], Any]:
     if row.kind in ("pointwise",):
         return pointwise_call(row.name)
     function = function_of(row.name)
+    if row.kind == "linalg":
+        inside = getattr(torch.linalg, row.name.removeprefix("linalg_"), None)
+        function = inside if row.name.startswith("linalg_") else function_of(row.name)
+        return lambda t: function(square(t))
     if row.kind == "loss":
         return lambda t: function(t.x, t.y)
     if row.kind in ("reduction", "scan"):

@@ -49,6 +49,7 @@ APART = {
     "unbind": "the batch unbound is samples, not a batch",
     "diff": "what is prepended is cut where its size happens to be the input's",
     "embedding": "the table is the input's place here, and would be packed",
+    "linalg_norm": "most of its calls are norms of all dims, the batch among them",
     "multi_head_attention_forward": "its weights are cut where their sizes are the input's",
 }
 _WHOLE = "its result belongs to the whole batch and is not compared by sample"
@@ -76,6 +77,9 @@ UNCOMPARED: dict[str, str] = {
         ("i0", "special.i0e", "special.i1", "special.i1e", "column_stack", "permute", "vsplit"), _SMALL
     ),
     **dict.fromkeys(("index_add", "index_copy", "index_put", "select_scatter"), _SHORT),
+    **dict.fromkeys((f"linalg.{n}" for n in ("householder_product", "ldl_solve", "lu_solve")), _OTHER),
+    **dict.fromkeys(("lu_solve", "lu_unpack"), _OTHER),
+    "linalg.pinv.singular": "its call multiplies two matrices first",
     "diagonal": "two ragged dims of one axis are needed, and here each dim is an axis of its own",
     "imag": "integers stand for complex numbers here",
     "nn.functional.silu.complex": "integers stand for complex numbers here",
@@ -279,7 +283,7 @@ def usable_samples(info: Any) -> list[Any]:
 def sweep(info: Any, thorough: bool) -> Tally:
     """All calls of one operator."""
     tally = Tally()
-    kind = dispatch.ROWS[info.name.split(".")[-1]].kind
+    kind = dispatch.ROWS[row_of(info)].kind
     usable = usable_samples(info)
     for sample in usable if thorough else usable[:: max(len(usable) // 16, 1)]:
         for case in cases(leading(sample.input).shape, thorough):
@@ -294,15 +298,20 @@ def sweep(info: Any, thorough: bool) -> Tally:
     return tally
 
 
+def row_of(info: Any) -> str:
+    """The name of an operator's row."""
+    return info.name.replace("linalg.", "linalg_").split(".")[-1]
+
+
 def operators() -> dict[str, Any]:
     """The operators of the table for which PyTorch has sample inputs."""
     found = {}
     for info in op_db:
-        name = info.name.split(".")[-1]
+        name = row_of(info)
         if (
             name in dispatch.ROWS
             and name not in {*RANDOM, *APART}
-            and not info.name.startswith(("masked.", "_refs", "linalg."))
+            and not info.name.startswith(("masked.", "_refs"))
         ):
             found[f"{info.name}.{info.variant_test_name}".rstrip(".")] = info
     return found
