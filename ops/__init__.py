@@ -10,6 +10,7 @@ from .axis import Axis, Extent, Grid
 from .compile import deliver, dynamic_shapes, mark_dynamic
 from .dispatch import FallbackWarning, coverage, strict
 from .pattern import Pattern, parse
+from .sequences import from_packed_sequence, to_packed_sequence
 from .tensor import PackedTensor, is_packed, map_tensors
 
 dispatch.install_methods(PackedTensor)
@@ -29,6 +30,7 @@ __all__ = [
     "coverage",
     "deliver",
     "dynamic_shapes",
+    "from_packed_sequence",
     "is_packed",
     "map_tensors",
     "mark_dynamic",
@@ -36,4 +38,5 @@ __all__ = [
     "pattern",
     "rules",
     "strict",
+    "to_packed_sequence",
 ]

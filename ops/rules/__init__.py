@@ -11,6 +11,7 @@ from . import (  # noqa: F401
     linalg,
     loss,
     pointwise,
+    recurrent,
     reduction,
     scan,
     shape,

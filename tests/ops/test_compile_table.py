@@ -246,6 +246,19 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "linalg_matrix_norm": lambda t: (torch.linalg.matrix_norm(t.pair, dim=(1, 2)), square(t).mT),
     # loss
     "cross_entropy": lambda t: F.cross_entropy(t.x.view(-1, 4), t.tokens.view(-1) % 4),
+    # recurrent
+    **{
+        name: lambda t, f=name: function_of(f)(
+            t.x, recurrent_state(f, t.x.batch_size), recurrent_weights(f), True, 1, 0.0, True, False, True
+        )
+        for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    },
+    **{
+        name: lambda t, f=name: function_of(f)(
+            t.x, (t.x, t.y) if f == "lstm_cell" else t.y, *recurrent_weights(f)[:2]
+        )
+        for name in ("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
+    },
     # reduction
     "kthvalue": lambda t: t.x.kthvalue(2, -1),
     "quantile": lambda t: t.x.quantile(0.5, -1),
@@ -273,6 +286,18 @@ CALLS["allclose"] = lambda t: torch.allclose(t.x, t.x)
 def _assigned(x: Any) -> Any:
     x[..., 0] = 1.0
     return x
+
+
+def recurrent_state(name: str, batch: int) -> Any:
+    """Zeros for 4 hidden features."""
+    zeros = torch.zeros(1, batch, 4)
+    return (zeros, zeros) if name.startswith("lstm") else zeros
+
+
+def recurrent_weights(name: str) -> list[Tensor]:
+    """Weights and biases for 4 features and 4 hidden ones."""
+    rows = 4 * {"lstm": 4, "gru": 3}.get(name.removesuffix("_cell"), 1)
+    return [torch.ones(rows, 4), torch.ones(rows, 4), torch.ones(rows), torch.ones(rows)]
 
 
 def square(t: Any) -> Any:
