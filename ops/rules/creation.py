@@ -97,6 +97,15 @@ def feature_alpha_dropout(
     return x.copy_(out) if inplace else out
 
 
+def inplace(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """The form of a feature dropout that writes into its operand."""
+
+    def rule_(x: Any, p: float, train: bool) -> Any:
+        return rule(x, p, train, True)
+
+    return rule_
+
+
 def multinomial(
     x: PackedTensor, num_samples: int, replacement: bool = False, *, generator: Any = None
 ) -> Any:
@@ -120,4 +129,6 @@ dispatch.register("creation", new_tensor, "new_tensor")
 for _name in "dropout1d dropout2d dropout3d feature_dropout".split():
     dispatch.register("creation", on_tensor(feature_dropout(_name)), _name)
 dispatch.register("creation", on_tensor(feature_alpha_dropout), "feature_alpha_dropout")
+dispatch.register("creation", on_tensor(inplace(feature_alpha_dropout)), "feature_alpha_dropout_")
+dispatch.register("creation", on_tensor(inplace(feature_dropout("feature_dropout"))), "feature_dropout_")
 dispatch.register("creation", on_tensor(multinomial), "multinomial")

@@ -29,7 +29,8 @@ BATCHES = ([3, 5, 2], [4, 4], [6, 2, 3, 7])
 RANDOM = set(
     """dropout alpha_dropout bernoulli rand_like randn_like randint_like empty_like new_empty multinomial
     normal poisson binomial gumbel_softmax dropout1d dropout2d dropout3d feature_dropout
-    feature_alpha_dropout rrelu bernoulli_ dropout_ alpha_dropout_ normal_ uniform_ exponential_ random_
+    feature_alpha_dropout feature_dropout_ feature_alpha_dropout_
+    rrelu bernoulli_ dropout_ alpha_dropout_ normal_ uniform_ exponential_ random_
     cauchy_ geometric_ log_normal_ rrelu_""".split()
 )
 
@@ -149,6 +150,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "dropout2d": lambda t: F.dropout2d(t.pair.movedim(-1, 1)),
     "dropout3d": lambda t: F.dropout3d(t.pair.movedim(-1, 1)[..., None]),
     "feature_dropout": lambda t: torch.feature_dropout(t.x.transpose(1, 2), 0.5, True),
+    "feature_dropout_": lambda t: torch.feature_dropout_((t.x * 1).transpose(1, 2), 0.5, True),
+    "feature_alpha_dropout_": lambda t: torch.feature_alpha_dropout_((t.x * 1).transpose(1, 2), 0.5, True),
     "feature_alpha_dropout": lambda t: F.feature_alpha_dropout(t.x.transpose(1, 2), 0.5, True),
     "multinomial": lambda t: t.x.flatten(0, 1).multinomial(2),
     # feature
@@ -246,6 +249,15 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "linalg_matrix_norm": lambda t: (torch.linalg.matrix_norm(t.pair, dim=(1, 2)), square(t).mT),
     # loss
     "cross_entropy": lambda t: F.cross_entropy(t.x.view(-1, 4), t.tokens.view(-1) % 4),
+    # counting
+    "unique": lambda t: t.i.unique(),
+    "unique_consecutive": lambda t: t.i.unique_consecutive(),
+    "bincount": lambda t: t.i.bincount(),
+    "histc": lambda t: t.x.histc(4, 0, 1),
+    "histogram": lambda t: torch.histogram(t.x, 4, range=(0.0, 1.0)),
+    "cov": lambda t: torch.cov(square(t)),
+    "corrcoef": lambda t: torch.corrcoef(square(t)),
+    "embedding_bag": lambda t: F.embedding_bag(t.tokens, TABLE),
     # recurrent
     **{
         name: lambda t, f=name: function_of(f)(

@@ -49,6 +49,9 @@ APART = {
     "unbind": "the batch unbound is samples, not a batch",
     "diff": "what is prepended is cut where its size happens to be the input's",
     "embedding": "the table is the input's place here, and would be packed",
+    "unique": "its inverse points into the distinct entries of the whole batch",
+    "unique_consecutive": "its inverse points into the distinct entries of the whole batch",
+    "histogram": "it counts over the whole batch, into as many bins as there are samples, by chance",
     "linalg_norm": "most of its calls are norms of all dims, the batch among them",
     "multi_head_attention_forward": "its weights are cut where their sizes are the input's",
 }
@@ -62,13 +65,16 @@ UNCOMPARED: dict[str, str] = {
     **dict.fromkeys(
         ("allclose", "equal", "argwhere", "nonzero", "dist", "norm.fro", "norm.nuc", "ravel"), _WHOLE
     ),
+    **dict.fromkeys(("histc", "bincount"), _WHOLE),
+    **dict.fromkeys(("cov", "corrcoef"), "on a dense batch of one they take the batch for no matrix"),
     **dict.fromkeys(("max.reduction_no_dim", "min.reduction_no_dim", "masked_select"), _WHOLE),
     **dict.fromkeys((f"{n}.unbiased" for n in ("std", "var", "std_mean", "var_mean")), _WHOLE),
     **dict.fromkeys(
         ("reshape", "view", "reshape_as", "view_as", "new_full", "new_ones", "new_zeros"), _SIZES
     ),
     **dict.fromkeys(
-        (f"nn.functional.{n}" for n in ("cross_entropy", "scaled_dot_product_attention")), _OTHER
+        (f"nn.functional.{n}" for n in ("cross_entropy", "scaled_dot_product_attention", "embedding_bag")),
+        _OTHER,
     ),
     **dict.fromkeys(("searchsorted", "isin", "broadcast_tensors", "expand_as"), _OTHER),
     **dict.fromkeys((f"nn.functional.{n}" for n in ("layer_norm", "rms_norm", "soft_margin_loss")), _SMALL),
