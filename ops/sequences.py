@@ -53,9 +53,10 @@ def time_major(axis: Axis) -> TimeMajor:
         order = np.argsort(-lengths, kind="stable")
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order))
-        samples = [torch.from_numpy(a).to(device, non_blocking=True) for a in (order, rank)]
-        slots = _slots(axis, sizes, samples[1])
-        return TimeMajor(sizes, *samples, structure.invert(slots), slots)
+        places = torch.from_numpy(rank).to(device, non_blocking=True)
+        slots = _slots(axis, sizes, places)
+        samples = torch.from_numpy(order).to(device, non_blocking=True)
+        return TimeMajor(sizes, samples, places, structure.invert(slots), slots)
 
     return axis.cached(("time major",), build)
 

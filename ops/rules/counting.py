@@ -23,11 +23,11 @@ from .shape import on_tensor
 # ------------------------------------------------------------------ over valid entries
 
 
-def counted(weight: str | None) -> dispatch.Handler:
+def counted(weight: str = "") -> dispatch.Handler:
     """``histc``, ``bincount`` and ``histogram`` of all valid entries.
 
     Args:
-        weight: how the weights are called, which are packed like the input.
+        weight: how the weights are called, which are packed like the input, where it takes some.
     """
 
     def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -37,7 +37,7 @@ def counted(weight: str | None) -> dispatch.Handler:
         rest = list(args[1:])
         if weight == "weights" and rest:
             kwargs = {**kwargs, weight: rest.pop(0)}
-        weights = kwargs.get(weight) if weight else None
+        weights = kwargs.get(weight)
         if not is_packed(x) or not (weights is None or is_packed(weights)):
             raise TypeError(f"{name}: the input and its weights have to be packed, over the same samples")
         if weights is not None:
@@ -202,7 +202,7 @@ def _correlation(values: Tensor) -> Tensor:
 dispatch.register("counting", on_tensor(unique), "unique")
 dispatch.register("counting", on_tensor(unique_consecutive), "unique_consecutive")
 dispatch.register("counting", counted("weights"), "bincount")
-dispatch.register("counting", counted(None), "histc")
+dispatch.register("counting", counted(), "histc")
 dispatch.register("counting", counted("weight"), "histogram", compiles=False)  # has no fake form
 dispatch.register("counting", on_tensor(cov), "cov")
 dispatch.register("counting", on_tensor(corrcoef), "corrcoef")

@@ -188,7 +188,7 @@ def _vector_norm(
     dtype: Any = None,
 ) -> Arguments:
     if isinstance(ord, str) and ord != "fro":
-        raise ValueError(f"the norm '{ord}' is one of matrices; a packed tensor takes the number of a norm")
+        raise ValueError(f"the norm '{ord}' is one of matrices: torch.linalg.matrix_norm(x, '{ord}', dims)")
     ord = 2.0 if ord in (None, "fro") else float(ord)
     return (input if x is None else x), dim, keepdim, dtype, (ord,)
 

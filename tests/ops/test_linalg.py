@@ -237,6 +237,31 @@ def test_a_dense_matrix_for_all() -> None:
     check(lambda a, b: L.solve(a, b), matrices([3, 2, 4], "n 3 3"), torch.randn(3, 2, dtype=torch.float64))
 
 
+def test_operands_stored_in_different_orders() -> None:
+    """Ragged and static batch dims at the same places, of other storage."""
+    lengths = {"k": [2, 1, 3], "l": [1, 3, 0], "n": [3, 2, 5]}
+    left = matrices(lengths, "k 2 l n n")
+    right = make(lengths, "n l k 4 2", seed=1)
+
+    def fn(a: Any, b: Any) -> Any:
+        return L.solve(a, b.permute(0, 3, 5, 2, 1, 4))
+
+    check(fn, left, right)
+    check(lambda a, b: L.solve(a.permute(0, 3, 2, 1, 4, 5), b.permute(0, 2, 5, 3, 1, 4)), left, right)
+    fixed = make(lengths, "l k 2 2 3", seed=2)
+    check(lambda a, b: L.solve(a, b), matrices(lengths, "l k 2 2 2"), fixed)
+    check(lambda a, b: L.solve(a.transpose(1, 2), b.transpose(1, 2)), matrices(lengths, "l k 2 2 2"), fixed)
+    turned = matrices(lengths, "k l 2 2 2")
+    check(lambda a, b: L.solve(a, b.transpose(1, 2)), turned, fixed)
+
+
+def test_positions_of_one_operand_meet_all_of_another() -> None:
+    """Ragged batch dims broadcast where matrix dims are static."""
+    lengths = {"n": [3, 2], "m": [1, 4]}
+    left, right = matrices(lengths, "n 1 2 2"), make(lengths, "1 m 2 3", seed=1)
+    check(L.solve, left, right)
+
+
 def test_products_of_reflections() -> None:
     for pattern, scales in (("n n", "n"), ("n 3 3", "n 3"), ("k n n", "k n")):
         batch = make([3, 2, 5], pattern, seed=2)
@@ -363,6 +388,7 @@ def mistakes() -> dict[str, tuple[Callable[[], Any], type[Exception], str]]:
         "positions": (lambda: L.solve(wide, torch.ones(5, 3, 2)), ValueError, "5 where the largest length"),
         "other batch dims": (lambda: L.solve(x, flat[:, None]), ValueError, "at the same places"),
         "out": (lambda: L.inv(x, out=torch.empty(2)), TypeError, "no 'out='"),
+        "a norm of matrices": (lambda: torch.norm(x, "nuc", (1, 2)), ValueError, "linalg.matrix_norm"),
         "tolerances": (lambda: L.pinv(x, rtol=torch.ones(2)), NotImplementedError, "one number.*to_list"),
         "cross without dim": (lambda: torch.cross(wide, wide), ValueError, "explicit dim="),
         "cross along an axis": (lambda: L.cross(wide, wide, dim=1), ValueError, "needs a static dim"),
