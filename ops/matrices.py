@@ -267,16 +267,18 @@ class _BySize:
         outs, start = [], 0
         for g, count in enumerate(self.groups.counts):
             operands = [column[g] for column in columns]
-            batch = torch.broadcast_shapes(
-                *(t.shape[: t.dim() - len(dims)] for t, dims in zip(operands, self.inputs))
-            )
 
-            def sample_of(element: int, first: int = start, each: int = math.prod(batch[1:])) -> int:
+            def sample_of(element: int, first: int = start, given: list[Tensor] = operands) -> int:
+                each = math.prod(self.batch_of(given)[1:])
                 return int(self.samples()[self.groups.rows[first + element // max(each, 1)]])
 
             outs.append(_attempt(self.name, call, operands, sample_of))
             start += count
         return _results(outs[0], lambda i: self.put([_parts(out)[i] for out in outs], self.outputs[i]))
+
+    def batch_of(self, operands: list[Tensor]) -> torch.Size:
+        """The batch dims of dense operands, broadcast."""
+        return torch.broadcast_shapes(*(t.shape[: t.dim() - len(d)] for t, d in zip(operands, self.inputs)))
 
     def matrices(self, x: Any, dims: str) -> list[Tensor]:
         """An operand as [matrices, *static batch dims, *matrix dims] for each size."""

@@ -52,6 +52,7 @@ APART = {
     "unique": "its inverse points into the distinct entries of the whole batch",
     "unique_consecutive": "its inverse points into the distinct entries of the whole batch",
     "histogram": "it counts over the whole batch, into as many bins as there are samples, by chance",
+    "histc": "it counts over the whole batch, into as many bins as there are samples, by chance",
     "linalg_norm": "most of its calls are norms of all dims, the batch among them",
     "multi_head_attention_forward": "its weights are cut where their sizes are the input's",
 }
@@ -65,7 +66,7 @@ UNCOMPARED: dict[str, str] = {
     **dict.fromkeys(
         ("allclose", "equal", "argwhere", "nonzero", "dist", "norm.fro", "norm.nuc", "ravel"), _WHOLE
     ),
-    **dict.fromkeys(("histc", "bincount"), _WHOLE),
+    "bincount": _WHOLE,
     **dict.fromkeys(("cov", "corrcoef"), "on a dense batch of one they take the batch for no matrix"),
     **dict.fromkeys(("max.reduction_no_dim", "min.reduction_no_dim", "masked_select"), _WHOLE),
     **dict.fromkeys((f"{n}.unbiased" for n in ("std", "var", "std_mean", "var_mean")), _WHOLE),
