@@ -8,6 +8,7 @@ from . import (  # noqa: F401
     indexing,
     join,
     loss,
+    norm,
     pointwise,
     reduction,
     scan,

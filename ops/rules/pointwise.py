@@ -86,11 +86,11 @@ def where(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return pointwise(func, args, kwargs)
 
 
-def frexp(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Mantissas and exponents."""
-    dispatch.refuse_out("frexp", kwargs)
-    mantissa, exponent = torch.frexp(args[0].values)
-    return like(args[0], mantissa), like(args[0], exponent)
+def pair(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Two results: mantissas and exponents, entries and those that were kept."""
+    dispatch.refuse_out(dispatch.name_of(func), kwargs)
+    x, rest = (args[0], args[1:]) if args else (kwargs["input"], ())
+    return tuple(like(x, part) for part in func(x.values, *rest, **{k: kwargs[k] for k in kwargs if k != "input"}))
 
 
 def type_as(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -183,7 +183,7 @@ dispatch.register("pointwise", pointwise, NAMES)
 dispatch.register("pointwise", pointwise, UNTRACED, compiles=False)
 dispatch.register("pointwise", where, "where")
 dispatch.register("pointwise", type_as, "type_as")
-dispatch.register("pointwise", frexp, "frexp")
+dispatch.register("pointwise", pair, "frexp native_dropout")
 _inplace_names = [f"{name}_" for name in NAMES if list(dispatch.spellings(f"{name}_"))]
 _compiled = [name for name in _inplace_names + INPLACE_ONLY if name not in UNTRACED_INPLACE]
 dispatch.register("pointwise", pointwise_, _compiled)
