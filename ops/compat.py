@@ -12,6 +12,7 @@ All of these were seen on 2.11 to 2.14:
 * ``torch.utils.checkpoint.checkpoint(..., use_reentrant=False)`` inside a graph hands its arguments to an
   operator of Dynamo's, ``tag_activation_checkpoint``, which asks ``__torch_function__`` of packed ones. It
   gets their payloads, and a function that wraps them again.
+* ``F.l1_loss`` does not hand its ``weight`` to ``__torch_function__``: it would be ignored in silence.
 * ``F.hardswish`` and ``F.hardsigmoid`` stand in Dynamo's list of functions that go into a graph as they
   are, so their ``__torch_function__`` check never runs. Off that list they are traced into like every
   other activation.
@@ -24,6 +25,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch._dynamo import trace_rules
 from torch._dynamo.variables import TupleVariable, torch_function
 from torch._dynamo.variables import torch as dynamo_torch
@@ -106,7 +108,31 @@ def tag_checkpoint(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return func(on_payloads, *payloads, **kwargs)
 
 
+class _Given:
+    """Tells which keywords a function hands to ``__torch_function__``."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return kwargs or {}
+
+
+def pass_weight() -> None:
+    """Have ``F.l1_loss`` of packed tensors know its ``weight``."""
+    l1_loss = F.l1_loss
+    if "weight" in l1_loss(_Given(), _Given(), weight=1):  # type: ignore[arg-type]
+        return
+
+    @functools.wraps(l1_loss)
+    def weighted(input: Any, target: Any, *rest: Any, **kwargs: Any) -> Any:
+        if is_packed(input) or is_packed(target) or is_packed(kwargs.get("weight")):
+            return dispatch.call(weighted, (input, target, *rest), kwargs)
+        return l1_loss(input, target, *rest, **kwargs)
+
+    F.l1_loss = weighted
+
+
 trace_into(TRACED_INTO)
 look_into_tuples()
 mark_again()
+pass_weight()
 dispatch.PYTHON["tag_activation_checkpoint"] = tag_checkpoint  # in a graph it is found by its name alone

@@ -90,7 +90,9 @@ def pair(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Two results: mantissas and exponents, entries and those that were kept."""
     dispatch.refuse_out(dispatch.name_of(func), kwargs)
     x, rest = (args[0], args[1:]) if args else (kwargs["input"], ())
-    return tuple(like(x, part) for part in func(x.values, *rest, **{k: kwargs[k] for k in kwargs if k != "input"}))
+    return tuple(
+        like(x, part) for part in func(x.values, *rest, **{k: kwargs[k] for k in kwargs if k != "input"})
+    )
 
 
 def type_as(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
