@@ -17,6 +17,7 @@ from torch import Tensor
 from .. import dispatch
 from ..kernels import norm, structure
 from ..segments import Segments
+from ..statistics import HALF
 from ..tensor import ROWS, PackedTensor, is_packed, like
 from .feature import trailing
 from .shape import on_operands
@@ -66,6 +67,10 @@ def on_channels(name: str, x: Any, rule: Callable[[Tensor], Tensor]) -> PackedTe
     return like(x, rule(x.values.movedim(c - k, 1)).movedim(1, c - k))
 
 
+def _wide(values: Tensor) -> Tensor:
+    return values.float() if values.dtype in HALF else values
+
+
 def _others(values: Tensor) -> int:
     """Entries of one channel in one cell of [cells, C, *]."""
     return values.shape[2:].numel()
@@ -101,14 +106,39 @@ def batch_norm(
         given = (running_mean, running_var)
         if not torch.compiler.is_compiling():
             return F.batch_norm(values, *given, weight, bias, training, momentum, eps)
-        kept = [s.clone() for s in given if training and s is not None]
-        out = torch.native_batch_norm(values, weight, bias, *given, training, momentum, eps)[0]
-        some = values.new_full((), values.shape[0], dtype=torch.int64) > 0
-        for running, before in zip(given, kept):
-            running.copy_(torch.where(some, running, before))
-        return out
+        return _traced(values, given, weight, bias, training, momentum, eps)
 
     return on_channels("batch_norm", input, rule)
+
+
+def _traced(
+    values: Tensor,
+    running: tuple[Any, Any],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """``F.batch_norm`` for a graph, in which PyTorch's kernels fail where there are no rows."""
+    wide = _wide(values)
+    shape = (-1, *[1] * (values.dim() - 2))
+    mean, var = running
+    if training:
+        number, dims = wide.new_full((), values.shape[0] * _others(values)), [0, *range(2, values.dim())]
+        mean = wide.sum(dims) / number.clamp_min(1)
+        var = (wide - mean.view(shape)).square().sum(dims) / number.clamp_min(1)
+        _move(running, (mean, var * (number / (number - 1).clamp_min(1))), number > 0, momentum)
+    out = (wide - mean.view(shape)) * (var + eps).rsqrt().view(shape)
+    return _affine("batch_norm", out, weight, bias).to(values.dtype)
+
+
+@torch.no_grad()
+def _move(running: Any, found: Any, some: Tensor, momentum: float) -> None:
+    """Move running statistics towards those found, where there were ``some`` entries."""
+    for target, statistic in zip(running, found):
+        if target is not None:
+            target.copy_(torch.where(some, target + momentum * (statistic - target), target))
 
 
 # ------------------------------------------------------------------ over each sample
@@ -154,8 +184,7 @@ def group_norm(
             raise ValueError(f"group_norm: {values.shape[1]} channels do not make {num_groups} groups")
         grouped = values.reshape(values.shape[0], num_groups, values.shape[1:].numel() // num_groups)
         if segments is None:
-            wide = grouped.float() if grouped.dtype.itemsize < 4 else grouped
-            out = F.layer_norm(wide, grouped.shape[2:], eps=eps)
+            out = F.layer_norm(_wide(grouped), grouped.shape[2:], eps=eps)
         else:
             out = norm.normalize_rows(grouped, *segments.maps, segments.rows, eps)[0]
         return _affine("group_norm", out.view(values.shape), weight, bias).to(values.dtype)
@@ -196,22 +225,19 @@ def instance_norm(
         flat = values.flatten(2) if values.dim() > 2 else values.unsqueeze(2)
         out, mean, var = norm.normalize_rows(flat, *segments.maps, segments.rows, eps)
         if running_mean is not None:
-            _track((running_mean, running_var), (mean, var), segments, flat, momentum)
+            _move((running_mean, running_var), *_over_samples(segments, flat, mean, var), momentum)
         return _affine("instance_norm", out.view(values.shape), weight, bias).to(values.dtype)
 
     return on_channels("instance_norm", input, rule)
 
 
 @torch.no_grad()
-def _track(running: Any, found: Any, segments: Segments, values: Tensor, momentum: float) -> None:
-    """Move running statistics towards the mean over samples that are not empty."""
+def _over_samples(segments: Segments, values: Tensor, mean: Tensor, var: Tensor) -> tuple[Any, Tensor]:
+    """The samples' mean and unbiased variance, averaged over those that are not empty; are there any."""
     number = norm.entries(segments.maps[2], segments.rows, values)
     filled = (segments.counts() > 0).view(-1, 1).to(number.dtype)
-    unbiased = number / (number - 1).clamp_min(1)
-    for target, by_sample in zip(running, (found[0], found[1] * unbiased)):
-        mean = (by_sample * filled).sum(0) / filled.sum()
-        moved = target + momentum * (mean - target)
-        target.copy_(torch.where(filled.sum() > 0, moved, target))
+    each = mean, var * number / (number - 1).clamp_min(1)
+    return [(statistic * filled).sum(0) / filled.sum() for statistic in each], filled.sum() > 0
 
 
 # ------------------------------------------------------------------ over channels

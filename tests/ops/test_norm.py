@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import ops
 from ops import is_packed
@@ -442,7 +443,7 @@ def test_normalisation_compiles_to_one_graph(backend: str, training: bool) -> No
     torch._dynamo.reset()
     eager = double(Stack()).train(training)
     model = deepcopy(eager)
-    counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
+    counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(model, fullgraph=True, backend=counter)
     for lengths in ([3, 5, 2], [4, 4], [6], [2, 0, 7, 3], [0, 0]):
         (x,), (y,) = pack(make(lengths, "4 n")), pack(make(lengths, "4 n"))
@@ -457,7 +458,9 @@ def test_normalisation_compiles_to_one_graph(backend: str, training: bool) -> No
             torch.testing.assert_close(p.grad, q.grad)
         for p, q in zip(model.buffers(), eager.buffers()):
             torch.testing.assert_close(p, q)
-    assert counter.frame_count == 1
+        assert counter.frame_count == (1 if any(lengths) else 2), (
+            "a largest length of 0 is a graph of its own"
+        )
 
 
 def test_one_position_raises_in_a_graph_too() -> None:
