@@ -129,9 +129,15 @@ def over_features(name: str, classes: bool) -> dispatch.Handler:
         full = [i for i, x in enumerate(operands) if _is_tensor(x) and _has_features(x, labels[i], ndim)]
         if not any(is_packed(operands[i]) for i in full):
             raise TypeError(f"{name}: the input must be packed where the target or a weight is")
+        if name != "multilabel_soft_margin_loss" and any(labels[i] == "weight" for i in full):
+            raise ValueError(
+                f"{name}: the weight has one entry for each class, shape (C,); to weigh positions, multiply "
+                'the loss of reduction="none"'
+            )
         payloads, layout = _on_cells(name, [operands[i] for i in full])
         for i, payload in zip(full, payloads):
-            _require_fit(name, labels[i], operands[i], payload, payloads[0])
+            if labels[i] == "target" and payload.shape[1:] != payloads[0].shape[1:]:
+                _unfit(name, operands[i], operands[full[0]])
         place = _feature_dim(name, layout, ndim, classes)
         c = layout.order[place] - layout.k
         without = Layout(
@@ -156,16 +162,6 @@ def _has_features(x: Any, label: str, ndim: int) -> bool:
     return label in WITH_FEATURES or (label == "weight" and (is_packed(x) or x.dim() > 1))
 
 
-def _require_fit(name: str, label: str, x: Any, payload: Tensor, first: Tensor) -> None:
-    if label == "weight" and name != "multilabel_soft_margin_loss":
-        raise ValueError(
-            f"{name}: the weight has one entry for each class, shape (C,); to weigh positions, multiply the "
-            'loss of reduction="none"'
-        )
-    if label == "target" and payload.shape[1:] != first.shape[1:]:
-        raise ValueError(f"{name}: a target of shape {tuple(x.shape)} does not fit the input's fixed sizes")
-
-
 def _feature_dim(name: str, layout: Layout, ndim: int, classes: bool) -> int:
     place = 1 if classes and ndim > 1 and layout.order[1] > layout.k else ndim - 1
     if layout.order[place] <= layout.k:
@@ -175,6 +171,12 @@ def _feature_dim(name: str, layout: Layout, ndim: int, classes: bool) -> int:
             f"{'neither ' if classes else ''}{what}; transpose them to the end"
         )
     return place
+
+
+def _unfit(name: str, target: Any, other: Any) -> None:
+    raise ValueError(
+        f"{name}: a target of shape {tuple(target.shape)} does not fit an input of {tuple(other.shape)}"
+    )
 
 
 def _targets(name: str, target: Any, positions: PackedTensor) -> Tensor:
@@ -187,9 +189,7 @@ def _targets(name: str, target: Any, positions: PackedTensor) -> Tensor:
         )
     (_, values), layout = _on_cells(name, [positions, target])
     if layout.grid is not positions.grid or values.shape[1:] != positions.values.shape[1:]:
-        raise ValueError(
-            f"{name}: a target of shape {tuple(target.shape)} does not fit positions {tuple(positions.shape)}"
-        )
+        _unfit(name, target, positions)
     return values
 
 

@@ -30,7 +30,7 @@ RANDOM = set(
     """dropout alpha_dropout bernoulli rand_like randn_like randint_like empty_like new_empty multinomial
     normal poisson binomial gumbel_softmax dropout1d dropout2d dropout3d feature_dropout
     feature_alpha_dropout rrelu bernoulli_ dropout_ alpha_dropout_ normal_ uniform_ exponential_ random_
-    cauchy_ geometric_ log_normal_ rrelu_""".split()
+    cauchy_ geometric_ log_normal_ rrelu_ native_dropout""".split()
 )
 
 
@@ -226,8 +226,31 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "tril": lambda t: t.pair.movedim(-1, 1).tril(),
     "triu": lambda t: t.pair.movedim(-1, 1).triu(),
     "diagonal": lambda t: t.pair.diagonal(dim1=1, dim2=2),
+    # normalisation
+    "batch_norm": lambda t: F.batch_norm(t.x.transpose(1, 2), None, None, WEIGHT[0], WEIGHT[1], True),
+    "group_norm": lambda t: F.group_norm(t.x.transpose(1, 2), 2, WEIGHT[0], WEIGHT[1]),
+    "instance_norm": lambda t: F.instance_norm(t.x.transpose(1, 2), None, None, WEIGHT[0], WEIGHT[1]),
+    "local_response_norm": lambda t: F.local_response_norm(t.x.transpose(1, 2), 3),
+    "native_layer_norm": lambda t: torch.native_layer_norm(t.x, (4,), WEIGHT[0], WEIGHT[1], 1e-5),
+    "native_dropout": lambda t: torch.native_dropout(t.x, 0.5, True),
+    "channel_shuffle": lambda t: F.channel_shuffle(t.x.transpose(1, 2), 2),
     # loss
     "cross_entropy": lambda t: F.cross_entropy(t.x.view(-1, 4), t.tokens.view(-1) % 4),
+    **{
+        name: lambda t, f=name: getattr(F, f)(t.x, t.tokens % 4) for name in ("nll_loss", "multi_margin_loss")
+    },
+    "multilabel_margin_loss": lambda t: F.multilabel_margin_loss(t.x, t.i % 5 - 1, reduction="none"),
+    "linear_cross_entropy": lambda t: F.linear_cross_entropy(t.x, WEIGHT, t.tokens % 3),
+    "cosine_embedding_loss": lambda t: F.cosine_embedding_loss(t.x, t.y, t.tokens % 2 * 2 - 1),
+    **{
+        name: lambda t, f=name: getattr(F, f)(t.x, t.y, t.z)
+        for name in (
+            *("triplet_margin_loss", "triplet_margin_with_distance_loss"),
+            *("gaussian_nll_loss", "margin_ranking_loss"),
+        )
+    },
+    "poisson_nll_loss": lambda t: F.poisson_nll_loss(t.x, t.y),
+    "ctc_loss": lambda t: F.ctc_loss(t.x.log_softmax(-1), t.tokens[:, 1:] % 3 + 1, None, None),
     # reduction
     "kthvalue": lambda t: t.x.kthvalue(2, -1),
     "quantile": lambda t: t.x.quantile(0.5, -1),
