@@ -7,6 +7,8 @@ A loss is a row of a table that says what the dims of its operands are:
   PyTorch, (B, V, n) with targets (B, n), or rows (T, V) with (T,); else the last dim, (B, n, V) with (B, n).
 * ``OVER_FEATURES``: the last dim is consumed, which is static.
 
+The others are formulas of these and of pointwise operators.
+
 ``reduction="none"`` gives a packed tensor. The mean is over positions; :func:`per_sample_mean` is the other.
 """
 
@@ -20,6 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import _reduction
 
 from .. import dispatch
 from .. import statistics as over
@@ -36,9 +39,7 @@ ELEMENTWISE = """
     kl_div poisson_nll_loss soft_margin_loss hinge_embedding_loss margin_ranking_loss
 """.split()
 OVER_CLASSES = "cross_entropy nll_loss multi_margin_loss multilabel_margin_loss".split()
-OVER_FEATURES = (
-    "multilabel_soft_margin_loss cosine_embedding_loss triplet_margin_loss linear_cross_entropy".split()
-)
+OVER_FEATURES = "cosine_embedding_loss triplet_margin_loss linear_cross_entropy".split()
 #: Arguments that have the dim that is consumed; a target has it where it has as many dims as they.
 WITH_FEATURES = ("input", "input1", "input2", "anchor", "positive", "negative")
 REDUCTIONS = ("none", "mean", "sum")
@@ -102,11 +103,17 @@ def gaussian_nll_loss(
     return reduced(layout.wrap(loss), reduction)
 
 
-def reduced(loss: Any, reduction: Any) -> Any:
-    """A loss of each position, or its sum or mean; ``reduction`` by name or by PyTorch's number."""
+def _named(reduction: Any) -> str:
+    """A reduction that is given by name or by PyTorch's number."""
     name = REDUCTIONS[reduction] if reduction in (0, 1, 2) else reduction
     if name not in REDUCTIONS:
         raise ValueError(f"reduction is one of {REDUCTIONS}; got {reduction!r}")
+    return name
+
+
+def reduced(loss: Any, reduction: Any) -> Any:
+    """A loss of each position, or its sum or mean."""
+    name = _named(reduction)
     return loss if name == "none" else getattr(loss, name)()
 
 
@@ -129,7 +136,7 @@ def over_features(name: str, classes: bool) -> dispatch.Handler:
         full = [i for i, x in enumerate(operands) if _is_tensor(x) and _has_features(x, labels[i], ndim)]
         if not any(is_packed(operands[i]) for i in full):
             raise TypeError(f"{name}: the input must be packed where the target or a weight is")
-        if name != "multilabel_soft_margin_loss" and any(labels[i] == "weight" for i in full):
+        if any(labels[i] == "weight" for i in full):
             raise ValueError(
                 f"{name}: the weight has one entry for each class, shape (C,); to weigh positions, multiply "
                 'the loss of reduction="none"'
@@ -193,6 +200,21 @@ def _targets(name: str, target: Any, positions: PackedTensor) -> Tensor:
     return values
 
 
+def multilabel_soft_margin_loss(
+    input: Any,
+    target: Any,
+    weight: Any = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Any:
+    """``F.multilabel_soft_margin_loss``: the last dim holds the classes, and is averaged."""
+    if size_average is not None or reduce is not None:
+        reduction = _reduction.legacy_get_string(size_average, reduce)
+    loss: Any = F.binary_cross_entropy_with_logits(input, target, reduction="none")
+    return reduced((loss if weight is None else loss * weight).mean(-1), reduction)
+
+
 def triplet_margin_with_distance_loss(
     anchor: Any,
     positive: Any,
@@ -244,14 +266,14 @@ def ctc_loss(
         _require_one_axis("targets", targets, 2)
         target_lengths = _lengths("target_lengths", target_lengths, targets.grid.axes[0])
         targets = targets.values
-    given = [_on_host(name, n) for name, n in (("input", input_lengths), ("target", target_lengths))]
+    given = _on_host("input", input_lengths), _on_host("target", target_lengths)
     if not torch.compiler.is_compiling():
-        number = REDUCTIONS.index(reduction) if isinstance(reduction, str) else reduction
-        return torch.ctc_loss(log_probs, targets, *given, blank, number, zero_infinity)
+        number = REDUCTIONS.index(_named(reduction))
+        return torch.ctc_loss(log_probs, targets, given[0], given[1], blank, number, zero_infinity)
     losses = ctc.ctc_losses(log_probs, targets, *given, blank, zero_infinity)
     if zero_infinity:
         losses = losses.masked_fill(losses.isinf(), 0)
-    if reduction in ("mean", 1):
+    if _named(reduction) == "mean":
         losses = losses / given[1].clamp_min(1).to(losses)
     return reduced(losses, reduction)
 
@@ -328,5 +350,5 @@ for _name in ELEMENTWISE:
 for _name in (*OVER_CLASSES, *OVER_FEATURES):
     if hasattr(F, _name):
         _register(over_features(_name, _name in OVER_CLASSES), _name)
-for _rule in (gaussian_nll_loss, triplet_margin_with_distance_loss, ctc_loss):
+for _rule in (gaussian_nll_loss, multilabel_soft_margin_loss, triplet_margin_with_distance_loss, ctc_loss):
     _register(on_operands(_rule), _rule.__name__)

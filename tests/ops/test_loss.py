@@ -797,7 +797,11 @@ def every_loss(x: Any, y: Any, z: Any, t: Any) -> Tensor:
         *(F.mse_loss(x, y), F.kl_div(x, y.sigmoid(), reduction="batchmean"), F.nll_loss(x, t)),
         *(F.triplet_margin_loss(x, y, z), F.cosine_embedding_loss(x, y, t % 2 * 2 - 1)),
         *(F.multi_margin_loss(x, t), F.multilabel_soft_margin_loss(x, z.sigmoid())),
-        *(F.gaussian_nll_loss(x, y, z.sigmoid() + 0.1), F.huber_loss(x, y, weight=z.sigmoid())),
+        *(
+            F.gaussian_nll_loss(x, y, z.sigmoid() + 0.1),
+            F.logsigmoid(x).mean(),
+            F.huber_loss(x, y, weight=z.sigmoid()),
+        ),
         F.triplet_margin_with_distance_loss(x, y, z, swap=True),
         ops.per_sample_mean(each, t != 1, empty=0.0),
         F.ctc_loss(x.log_softmax(-1), t[:, 1:] % 3 + 1, None, None, zero_infinity=True),
