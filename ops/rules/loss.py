@@ -69,9 +69,17 @@ def elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     by_batch = any(isinstance(x, str) and x == "batchmean" for x in operands)
     if by_batch:
         operands = ["sum" if isinstance(x, str) else x for x in operands]
-    payloads, layout = _on_cells(dispatch.name_of(func), operands)
+    if dispatch.name_of(func) == "margin_ranking_loss":
+        _require_equal_dims("margin_ranking_loss", operands)
+    payloads, layout = align(dispatch.name_of(func), operands)
     values = func(*payloads[: len(args)], **dict(zip(kwargs, payloads[len(args) :])))
     return values / _batch_size(layout) if by_batch else _wrap(layout, values)
+
+
+def _require_equal_dims(name: str, operands: Any) -> None:
+    dims = [x.dim() for x in operands if isinstance(x, (Tensor, PackedTensor))]
+    if len(set(dims)) > 1:
+        raise ValueError(f"{name}: operands of {dims} dims; give all as many dims, e.g. x[None]")
 
 
 def _batch_size(layout: Layout) -> int:
@@ -91,8 +99,10 @@ def gaussian_nll_loss(
     """
     if _is_tensor(var) and var.dim() == input.dim() - 1:
         var = var.unsqueeze(-1)
+    if not isinstance(var, float):
+        _require_equal_dims("gaussian_nll_loss", [input, var])
     payloads, layout = _on_cells("gaussian_nll_loss", [input, target, var])
-    if isinstance(var, (int, float)):
+    if isinstance(var, float):
         payloads[2] = torch.full_like(payloads[0], var)
     x, y, spread = torch.broadcast_tensors(*payloads)
     if not torch.compiler.is_compiling():
@@ -141,6 +151,7 @@ def over_features(name: str, classes: bool) -> dispatch.Handler:
                 f"{name}: the weight has one entry for each class, shape (C,); to weigh positions, multiply "
                 'the loss of reduction="none"'
             )
+        _require_equal_dims(name, [operands[i] for i in full])
         payloads, layout = _on_cells(name, [operands[i] for i in full])
         for i, payload in zip(full, payloads):
             if labels[i] == "target" and payload.shape[1:] != payloads[0].shape[1:]:
@@ -211,7 +222,9 @@ def multilabel_soft_margin_loss(
     """``F.multilabel_soft_margin_loss``: the last dim holds the classes, and is averaged."""
     if size_average is not None or reduce is not None:
         reduction = _reduction.legacy_get_string(size_average, reduce)
+    _require_equal_dims("multilabel_soft_margin_loss", (input, target))
     loss: Any = F.binary_cross_entropy_with_logits(input, target, reduction="none")
+    _feature_dim("multilabel_soft_margin_loss", Layout(loss.grid, loss.order), loss.dim(), False)
     return reduced((loss if weight is None else loss * weight).mean(-1), reduction)
 
 
@@ -228,6 +241,7 @@ def triplet_margin_with_distance_loss(
     """``F.triplet_margin_with_distance_loss``; the distance is a function of packed tensors."""
     if margin <= 0:
         raise ValueError(f"margin must be greater than 0, got {margin}")
+    _require_equal_dims("triplet_margin_with_distance_loss", (anchor, positive, negative))
     distance = distance_function or F.pairwise_distance
     to_negative = distance(anchor, negative)
     if swap:

@@ -324,11 +324,6 @@ def test_the_kernel_is_twice_differentiable() -> None:
 
     assert torch.autograd.gradcheck(function, values)
     assert torch.autograd.gradgradcheck(function, values)
-    (x,) = pack(make([3, 0, 5], "4 n"))
-    torch.library.opcheck(
-        torch.ops.packed.normalize_rows.default,
-        (x.values.clone()[:, None], x.grid.sample_ids, None, x.offsets, 3, 1e-5),
-    )
 
 
 # ---------------------------------------------------------------- instance norm
