@@ -13,6 +13,8 @@ All of these were seen on 2.11 to 2.14:
   operator of Dynamo's, ``tag_activation_checkpoint``, which asks ``__torch_function__`` of packed ones. It
   gets their payloads, and a function that wraps them again.
 * ``F.l1_loss`` does not hand its ``weight`` to ``__torch_function__``: it would be ignored in silence.
+* ``nn.SyncBatchNorm`` across processes calls an ``autograd.Function``, which sees no tensor in a packed one:
+  it gets the payload.
 * ``F.hardswish`` and ``F.hardsigmoid`` stand in Dynamo's list of functions that go into a graph as they
   are, so their ``__torch_function__`` check never runs. Off that list they are traced into like every
   other activation.
@@ -30,6 +32,7 @@ from torch._dynamo import trace_rules
 from torch._dynamo.variables import TupleVariable, torch_function
 from torch._dynamo.variables import torch as dynamo_torch
 from torch._dynamo.variables.builder import VariableBuilder
+from torch.nn.modules import batchnorm
 
 from . import dispatch
 from .axis import Partition
@@ -131,8 +134,22 @@ def pass_weight() -> None:
     F.l1_loss = weighted
 
 
+class Synchronised:
+    """What ``nn.SyncBatchNorm`` calls across processes, for dense inputs and for payloads."""
+
+    function: Any = batchnorm.sync_batch_norm
+
+    @classmethod
+    def apply(cls, input: Any, *rest: Any) -> Any:
+        """``SyncBatchNorm``'s function."""
+        if not is_packed(input):
+            return cls.function.apply(input, *rest)
+        return dispatch.PYTHON["sync_batch_norm"](cls.function.apply, (input, *rest), {})
+
+
 trace_into(TRACED_INTO)
 look_into_tuples()
 mark_again()
 pass_weight()
+batchnorm.sync_batch_norm = Synchronised  # type: ignore[misc, assignment]
 dispatch.PYTHON["tag_activation_checkpoint"] = tag_checkpoint  # in a graph it is found by its name alone

@@ -141,6 +141,11 @@ def _move(running: Any, found: Any, some: Tensor, momentum: float) -> None:
             target.copy_(torch.where(some, target + momentum * (statistic - target), target))
 
 
+def synchronised(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PackedTensor:
+    """``nn.SyncBatchNorm`` across processes: statistics of the valid positions of all of them."""
+    return on_channels("SyncBatchNorm", args[0], lambda values: func(values, *args[1:]))
+
+
 # ------------------------------------------------------------------ over each sample
 
 
@@ -303,4 +308,5 @@ dispatch.register(KIND, on_operands(group_norm), "group_norm")
 for _rule in (batch_norm, instance_norm):
     _handler = on_operands(_parameters_first(_rule))
     dispatch.register_function(KIND, _handler, _rule.__name__, getattr(torch, _rule.__name__))
+dispatch.PYTHON["sync_batch_norm"] = synchronised
 dispatch.register("feature", on_operands(channel_shuffle), "channel_shuffle")

@@ -238,6 +238,34 @@ def test_synchronised_batch_norm_of_one_process() -> None:
     check_batch_norm(double(nn.SyncBatchNorm(4)).eval(), batch)
 
 
+def test_synchronised_batch_norm_across_processes_sees_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collective part needs accelerators; it is handed the payload, and its gradient arrives."""
+
+    class Recorded(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor, *rest: Any) -> Tensor:
+            assert input.shape == (8 * 3, 4) and rest[-1] == 2
+            ctx.save_for_backward(weight)
+            return input * weight + bias
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            return grad * ctx.saved_tensors[0], None, None, *[None] * 6
+
+    monkeypatch.setattr(ops.compat.Synchronised, "function", Recorded)
+    weight, bias = torch.randn(2, 4, dtype=torch.float64)
+
+    def rule(x: Any) -> Any:
+        return nn.modules.batchnorm.sync_batch_norm.apply(x, weight, bias, None, None, 1e-5, 0.1, None, 2)
+
+    check(
+        rule,
+        make({"n": [3, 0, 5], "m": [3, 0, 3]}, "4 n m"),
+        reference=lambda b: [s * weight.view(4, 1, 1) + bias.view(4, 1, 1) for s in b.samples],
+    )
+    assert torch.equal(rule(torch.ones(24, 4).double()), (weight + bias).expand(24, 4))
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_torch_spells_its_arguments_in_another_order(training: bool) -> None:
     weight, bias = torch.randn(2, 4, dtype=torch.float64)
