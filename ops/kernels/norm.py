@@ -24,14 +24,27 @@ def entries(splits: Tensor, rows: int, values: Tensor) -> Tensor:
     return (counts(splits, rows).to(dtype) * values.shape[2]).clamp_min(1).view(-1, 1)
 
 
+def _total(values: Tensor, maps: tuple[Any, ...], rows: int) -> Tensor:
+    """Sums over each segment's groups: [cells, groups, width] -> [rows, groups]. Whole rows first: a sum over
+    the few features of a group is slow."""
+    return sum_rows(values, *maps, rows).sum(2)
+
+
+def _spread(statistic: Tensor, maps: tuple[Any, ...], values: Tensor) -> Tensor:
+    """A statistic [rows, groups] for each entry of ``values``, written out: arithmetic then is vectorised."""
+    wide = statistic.unsqueeze(2).expand(-1, -1, values.shape[2]).flatten(1)
+    return expand_rows(wide, *maps).view(values.shape)
+
+
 def _normalize_rows(
     values: Tensor, index: Tensor, order: Order, splits: Tensor, rows: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    wide, number = _wide(values), entries(splits, rows, values)
-    mean = sum_rows(wide.sum(2), index, order, splits, rows) / number
-    centred = wide - mean.index_select(0, index).unsqueeze(2)
-    var = sum_rows(centred.square().sum(2), index, order, splits, rows) / number
-    return centred.mul_((var + eps).rsqrt_().index_select(0, index).unsqueeze(2)), mean, var
+    wide, number, maps = _wide(values), entries(splits, rows, values), (index, order, splits)
+    mean = _total(wide, maps, rows) / number
+    centred = _spread(mean, maps, values)
+    torch.sub(wide, centred, out=centred)
+    var = _total(centred.square(), maps, rows) / number
+    return centred.mul_(_spread((var + eps).rsqrt_(), maps, values)), mean, var
 
 
 def _normalize_rows_fake(
@@ -50,21 +63,21 @@ def _normalize_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _normalize_backward(
     ctx: Any, grad: Tensor, grad_mean: Tensor | None, grad_var: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    """``rstd * (g - mean(g) - y * mean(g * y))``, and what the statistics themselves pass on."""
+    """``rstd * (g - mean(g) - y * mean(g * y))``, and what the statistics themselves pass on: a line in the
+    gradient and in the values, whose coefficients each group has. It is added up in one buffer, since fresh
+    memory costs more than the arithmetic."""
     values, index, order, splits, mean, var = ctx.saved_tensors
-    maps = index, order, splits
+    maps, wide = (index, order, splits), _wide(values)
     number, rstd = entries(splits, ctx.rows, values), (var + ctx.eps).rsqrt()
-    centred = _wide(values) - expand_rows(mean, *maps).unsqueeze(2)
-    shift = -rstd * sum_rows(grad.sum(2), *maps, ctx.rows)
-    slope = -rstd.pow(3) * sum_rows((grad * centred).sum(2), *maps, ctx.rows)
-    if grad_mean is not None:
-        shift = shift + grad_mean
+    plain = _total(grad, maps, ctx.rows)
+    slope = rstd.pow(3) * (mean * plain - _total(grad * wide, maps, ctx.rows))
     if grad_var is not None:
         slope = slope + 2 * grad_var
-    scale, shift, slope = (
-        expand_rows(part, *maps).unsqueeze(2) for part in (rstd, shift / number, slope / number)
-    )
-    return (grad * scale + shift + centred * slope).to(values.dtype), None, None, None, None, None
+    shift = -rstd * plain - mean * slope
+    if grad_mean is not None:
+        shift = shift + grad_mean
+    scale, shift, slope = (_spread(part, maps, values) for part in (rstd, shift / number, slope / number))
+    return shift.addcmul_(grad, scale).addcmul_(wide, slope).to(values.dtype), None, None, None, None, None
 
 
 #: Each group of each segment normalised: values [cells, groups, width] -> the same, with its mean and its

@@ -163,6 +163,8 @@ def _affine(name: str, values: Tensor, weight: Tensor | None, bias: Tensor | Non
                 f"{name}: a {what} of shape {tuple(parameter.shape)} for {values.shape[1]} channels"
             )
     shape = (-1, *[1] * (values.dim() - 2))
+    if weight is not None and bias is not None:
+        return torch.addcmul(bias.view(shape), values, weight.view(shape))
     values = values if weight is None else values * weight.view(shape)
     return values if bias is None else values + bias.view(shape)
 

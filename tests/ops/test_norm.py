@@ -329,12 +329,13 @@ def test_group_norm_after_permutations() -> None:
 def test_group_norm_of_half_precision_is_computed_in_single(dtype: torch.dtype) -> None:
     samples = [(torch.randn(4, n) + 20).to(dtype) for n in (3000, 2, 70)]
     (x,) = pack(Ragged(samples, "4 n"))
-    weight = torch.randn(4)
-    out = F.group_norm(x, 2, weight)
-    assert out.dtype == dtype
-    for got, sample in zip(out.to_list(), samples):
-        exact = F.group_norm(sample[None].double(), 2, weight.double())[0]
-        torch.testing.assert_close(got.double(), exact, rtol=2e-2, atol=2e-2)
+    for kind in (dtype, torch.float32):
+        weight, bias = torch.randn(2, 4).to(kind)
+        out = F.group_norm(x, 2, weight, bias)
+        assert out.dtype == dtype
+        for got, sample in zip(out.to_list(), samples):
+            exact = F.group_norm(sample[None].double(), 2, weight.double(), bias.double())[0]
+            torch.testing.assert_close(got.double(), exact, rtol=2e-2, atol=2e-2)
 
 
 def test_a_sample_does_not_see_the_others() -> None:
