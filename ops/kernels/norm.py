@@ -24,13 +24,13 @@ def entries(splits: Tensor, rows: int, values: Tensor) -> Tensor:
     return (counts(splits, rows).to(dtype) * values.shape[2]).clamp_min(1).view(-1, 1)
 
 
-def _total(values: Tensor, maps: tuple[Any, ...], rows: int) -> Tensor:
+def _total(values: Tensor, maps: tuple[Tensor, Order, Tensor], rows: int) -> Tensor:
     """Sums over each segment's groups: [cells, groups, width] -> [rows, groups]. Whole rows first: a sum over
     the few features of a group is slow."""
     return sum_rows(values, *maps, rows).sum(2)
 
 
-def _spread(statistic: Tensor, maps: tuple[Any, ...], values: Tensor) -> Tensor:
+def _spread(statistic: Tensor, maps: tuple[Tensor, Order, Tensor], values: Tensor) -> Tensor:
     """A statistic [rows, groups] for each entry of ``values``, written out: arithmetic then is vectorised."""
     wide = statistic.unsqueeze(2).expand(-1, -1, values.shape[2]).flatten(1)
     return expand_rows(wide, *maps).view(values.shape)

@@ -167,7 +167,10 @@ def over_features(name: str, classes: bool) -> dispatch.Handler:
             if i in full:
                 operands[i] = payloads[full.index(i)].movedim(c, -1).flatten(0, -2)
             elif labels[i] == "target":
-                operands[i] = _targets(name, x, without.wrap(payloads[0].detach().select(c, 0))).flatten()
+                known = is_packed(x) and x.grid is layout.grid and x.order == without.order
+                if not (known and x.values.shape[1:] == rest[1:]):
+                    known, positions = False, without.wrap(payloads[0].detach().select(c, 0))
+                operands[i] = (x.values if known else _targets(name, x, positions)).flatten()
         values = func(*operands[: len(args)], **dict(zip(kwargs, operands[len(args) :])))
         return without.wrap(values.view(rest)) if values.dim() else values
 
