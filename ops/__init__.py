@@ -10,6 +10,7 @@ from .axis import Axis, Extent, Grid
 from .compile import deliver, dynamic_shapes, mark_dynamic
 from .dispatch import FallbackWarning, coverage, strict
 from .pattern import Pattern, parse
+from .rules.loss import per_sample_mean
 from .sequences import from_packed_sequence, to_packed_sequence
 from .tensor import PackedTensor, is_packed, map_tensors
 
@@ -36,6 +37,7 @@ __all__ = [
     "mark_dynamic",
     "parse",
     "pattern",
+    "per_sample_mean",
     "rules",
     "strict",
     "to_packed_sequence",

@@ -12,6 +12,11 @@ All of these were seen on 2.11 to 2.14:
 * ``torch.utils.checkpoint.checkpoint(..., use_reentrant=False)`` inside a graph hands its arguments to an
   operator of Dynamo's, ``tag_activation_checkpoint``, which asks ``__torch_function__`` of packed ones. It
   gets their payloads, and a function that wraps them again.
+* ``F.l1_loss`` does not hand its ``weight`` to ``__torch_function__``: it would be ignored in silence.
+* ``nn.SyncBatchNorm`` across processes calls an ``autograd.Function``, which sees no tensor in a packed one:
+  it gets the payload.
+* ``x @ dense`` with something else than a tensor before it is traced as ``dense @ x``; before 2.14 ``@`` of
+  two objects is not traced at all.
 * ``F.hardswish`` and ``F.hardsigmoid`` stand in Dynamo's list of functions that go into a graph as they
   are, so their ``__torch_function__`` check never runs. Off that list they are traced into like every
   other activation.
@@ -20,14 +25,17 @@ All of these were seen on 2.11 to 2.14:
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch._dynamo import trace_rules
-from torch._dynamo.variables import TupleVariable, torch_function
+from torch._dynamo.variables import TupleVariable, builtin, torch_function
 from torch._dynamo.variables import torch as dynamo_torch
 from torch._dynamo.variables.builder import VariableBuilder
+from torch.nn.modules import batchnorm
 
 from . import dispatch
 from .axis import Partition
@@ -106,7 +114,61 @@ def tag_checkpoint(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return func(on_payloads, *payloads, **kwargs)
 
 
+class _Given:
+    """Tells which keywords a function hands to ``__torch_function__``."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return kwargs or {}
+
+
+def pass_weight() -> None:
+    """Have ``F.l1_loss`` of packed tensors know its ``weight``."""
+    l1_loss: Any = F.l1_loss
+    if "weight" in l1_loss(_Given(), _Given(), weight=1):
+        return
+
+    @functools.wraps(l1_loss)
+    def weighted(input: Any, target: Any, *rest: Any, **kwargs: Any) -> Any:
+        if is_packed(input) or is_packed(target) or is_packed(kwargs.get("weight")):
+            return dispatch.call(weighted, (input, target, *rest), kwargs)
+        return l1_loss(input, target, *rest, **kwargs)
+
+    F.l1_loss = weighted
+
+
+class Synchronised:
+    """What ``nn.SyncBatchNorm`` calls across processes, for dense inputs and for payloads."""
+
+    function: Any = batchnorm.sync_batch_norm
+
+    @classmethod
+    def apply(cls, input: Any, *rest: Any) -> Any:
+        """``SyncBatchNorm``'s function."""
+        if not is_packed(input):
+            return cls.function.apply(input, *rest)
+        return dispatch.PYTHON["sync_batch_norm"](cls.function.apply, (input, *rest), {})
+
+
+def trace_matmul() -> None:
+    """Have Dynamo treat ``@`` as it does every other operator.
+
+    In ``x @ dense`` with something else than a tensor before it, it swaps the two and then forgets to call
+    the reflected form. Before 2.14 it does not know ``@`` of two objects.
+    """
+    builtin.populate_builtin_to_tensor_fn_map()
+    builtin.BUILTIN_TO_TENSOR_RFN_MAP[operator.matmul] = torch.Tensor.__rmatmul__
+    table = getattr(builtin.BuiltinVariable, "_binops", None)
+    if table is not None:
+        names = ["__matmul__", "__rmatmul__", "__imatmul__"]
+        table().setdefault(operator.matmul, (names, operator.imatmul))
+        builtin.BuiltinVariable._binop_handlers.cache_clear()  # type: ignore[attr-defined]
+
+
 trace_into(TRACED_INTO)
+trace_matmul()
 look_into_tuples()
 mark_again()
+pass_weight()
+batchnorm.sync_batch_norm = Synchronised  # type: ignore[misc, assignment]
 dispatch.PYTHON["tag_activation_checkpoint"] = tag_checkpoint  # in a graph it is found by its name alone

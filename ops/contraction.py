@@ -55,7 +55,7 @@ def einsum(operands: Sequence[Any], inputs: Sequence[str], result: str, what: st
     """The product of operands, summed over all letters that ``result`` lacks.
 
     Args:
-        operands: packed and dense tensors; at least one is packed.
+        operands: packed and dense tensors.
         inputs: a letter for each dim of each.
         result: the letters of the result, each once.
 
@@ -63,6 +63,8 @@ def einsum(operands: Sequence[Any], inputs: Sequence[str], result: str, what: st
         ValueError: a letter that means two things, structures that differ, or the batch summed where a
             ragged letter is kept; names the letter.
     """
+    if not any(is_packed(x) for x in operands):
+        return torch.einsum(f"{','.join(inputs)}->{result}", *operands)
     parts = [_distinct(Operand(x, letters), what) for x, letters in zip(operands, inputs)]
     roles = _roles(parts, what)
     sized = {c for part in parts for c in part.letters if not _is_one(part, c)}
@@ -207,13 +209,15 @@ def _summed(part: Operand, wanted: set[str]) -> Operand:
 def _cheapest(parts: list[Operand], roles: dict[str, Role], result: str) -> tuple[int, int]:
     """The two operands whose product has the fewest ragged letters, then the fewest letters."""
 
-    def cost(i: int, j: int) -> tuple[int, int]:
-        others = set(result).union(*(p.letters for n, p in enumerate(parts) if n not in (i, j)))
-        left = (set(parts[i].letters) | set(parts[j].letters)) & others
-        return sum(isinstance(roles[c], Axis) for c in left), len(left)
-
-    pairs = [(i, j) for i in range(len(parts)) for j in range(i + 1, len(parts))]
-    return min(pairs, key=lambda pair: cost(*pair))
+    best, found = None, (0, 1)
+    for j in range(len(parts)):
+        for i in range(j):
+            others = set(result).union(*(p.letters for n, p in enumerate(parts) if n not in (i, j)))
+            left = (set(parts[i].letters) | set(parts[j].letters)) & others
+            cost = (sum(isinstance(roles[c], Axis) for c in left), len(left))
+            if best is None or cost < best:
+                best, found = cost, (i, j)
+    return found
 
 
 # ------------------------------------------------------------------ products of two

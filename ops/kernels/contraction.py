@@ -172,7 +172,8 @@ def _contract_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 #: Products of operands summed over letters, inside each sample: x [cells of x, *static], y [cells of y,
-#: *static], host lengths [letters, B] of the ragged letters, the equation of one sample as stored -> [rows, *static].
+#: *static], host lengths [letters, B] of the ragged letters, the equation of one sample as stored ->
+#: [rows, *static].
 #: Every letter stands in two of the three; those of one operand alone are summed before.
 contract = define(
     "contract(Tensor x, Tensor y, Tensor lengths, str ragged, str equation, SymInt rows, SymInt batch)"

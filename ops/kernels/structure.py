@@ -372,6 +372,19 @@ check_longer = define(
     _check_longer,
     lambda lengths, least, what: None,
 )
+
+
+def _check_not_single(counts: Tensor, what: str) -> None:
+    single = np.nonzero(counts.numpy() == 1)[0]
+    if len(single):
+        raise ValueError(what.format(sample=int(single[0])))
+
+
+#: Raise ValueError where one of ``counts``, on the host, is 1; ``what`` is the message, with ``{sample}``.
+check_not_single = define(
+    "check_not_single(Tensor counts, str what) -> ()", _check_not_single, lambda counts, what: None
+)
+mark_effectful("check_not_single")
 mark_effectful("check_same")
 mark_effectful("check_longer")
 

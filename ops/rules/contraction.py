@@ -37,7 +37,7 @@ def einsum(equation: str, *operands: Any) -> Any:
         raise ValueError(f"einsum: '{equation}' has {len(terms)} terms for {len(operands)} operands")
     spare = [c for c in LETTERS + LETTERS.upper() if c not in equation]
     widths = [x.dim() - len(term.replace("...", "")) for x, term in zip(operands, terms)]
-    most = max((n for n, term in zip(widths, terms) if "..." in term), default=0)
+    most = max([0, *[n for n, term in zip(widths, terms) if "..." in term]])
     dots = "".join(spare[:most])
     terms = [term.replace("...", dots[most - n :]) for n, term in zip(widths, terms)]
     if arrow:
@@ -66,22 +66,29 @@ def fixed(name: str, equation: str) -> Callable[..., Any]:
     inputs, result = equation.split("->")
     terms = inputs.split(",")
 
-    def rule(input: Any, other: Any, *, out: Any = None) -> Any:
+    def rule(*operands: Any, out: Any = None, **named: Any) -> Any:
         dispatch.refuse_out(name, {"out": out})
-        for x, term in zip((input, other), terms):
+        operands += _by_name(named)
+        for x, term in zip(operands, terms):
             if x.dim() != len(term):
                 raise RuntimeError(f"{name}: a tensor of {len(term)} dims was expected, not of {x.dim()}")
-        return contracted((input, other), terms, result, name)
+        return contracted(operands, terms, result, name)
 
     return rule
+
+
+def _by_name(named: dict[str, Any]) -> tuple[Any, ...]:
+    """Operands given by name, as PyTorch orders them: ``input``, then ``mat1`` before ``mat2``, and so on."""
+    return tuple(named[key] for key in sorted(named, key=lambda key: (key != "input", key)))
 
 
 def added(name: str, product: Callable[..., Any]) -> Callable[..., Any]:
     """``beta * input + alpha * product(a, b)``."""
 
-    def rule(input: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None) -> Any:
+    def rule(*operands: Any, beta: Any = 1, alpha: Any = 1, out: Any = None, **named: Any) -> Any:
         dispatch.refuse_out(name, {"out": out})
-        found = product(a, b)
+        input, *factors = operands + _by_name(named)
+        found = product(*factors)
         if alpha != 1:
             found = found * alpha
         return found + (input if beta == 1 else input * beta) if beta != 0 else found
@@ -121,6 +128,8 @@ def tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Any:
     if isinstance(dims, Tensor):
         dims = dims.tolist()
     if isinstance(dims, int):
+        if dims > min(a.dim(), b.dim()):
+            raise RuntimeError(f"tensordot: {dims} dims of tensors of {a.dim()} and {b.dim()} dims")
         dims = (range(a.dim() - dims, a.dim()), range(dims))
     pairs = [(p % a.dim(), q % b.dim()) for p, q in zip(*dims)]
     first = LETTERS[: a.dim()]
@@ -165,18 +174,26 @@ def bilinear(input1: Any, input2: Any, weight: Tensor, bias: Tensor | None = Non
 
 def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: str | None = None) -> Any:
     """Distances of all pairs of rows of each sample: (B, n, C) with (B, m, C) -> (B, n, m)."""
+    if x1.dim() < 2 or x2.dim() < 2:
+        raise RuntimeError(
+            f"cdist: tensors of at least 2 dims were expected, not of {x1.dim()} and {x2.dim()}"
+        )
     return torch.norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
 
 
 def vecdot(x: Any, y: Any, *, dim: int = -1, out: Any = None) -> Any:
     """Sums of products along one dim; the first operand is conjugated."""
     dispatch.refuse_out("vecdot", {"out": out})
+    if x.dtype != y.dtype or not (x.is_floating_point() or x.is_complex()):
+        raise RuntimeError(f"vecdot: one floating or complex dtype was expected, not {x.dtype} and {y.dtype}")
     return torch.sum(torch.conj(x) * y, dim)
 
 
 def multi_dot(tensors: Sequence[Any], *, out: Any = None) -> Any:
     """One matrix product after the other."""
     dispatch.refuse_out("multi_dot", {"out": out})
+    if any(x.dim() > 2 for x in tensors):
+        raise RuntimeError("multi_dot takes tensors of at most 2 dims; use '@' for matrices in samples")
     return reduce(matmul, tensors)
 
 
@@ -215,7 +232,7 @@ ADDED = {
 RULES: dict[str, Callable[..., Any]] = {
     **PRODUCTS,
     **ADDED,
-    **{f"{name}_": in_place(f"{name}_", rule) for name, rule in ADDED.items()},
+    **{f"{name}_": in_place(f"{name}_", rule) for name, rule in ADDED.items() if name != "addbmm"},
     "vdot": vdot,
     **{
         rule.__name__: rule

@@ -36,17 +36,6 @@ def last_dim(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _trailing_call(func, args, kwargs, 1)
 
 
-def layer_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``F.layer_norm``, without its second look for overrides."""
-    return normalized_shape(torch.layer_norm, args, kwargs)
-
-
-def normalized_shape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Operators on as many trailing dims as their second argument has: ``layer_norm``, ``rms_norm``."""
-    shape = args[1] if len(args) > 1 else kwargs["normalized_shape"]
-    return _trailing_call(func, args, kwargs, 1 if isinstance(shape, int) else len(shape))
-
-
 def _trailing_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> Any:
     x, rest = _operand(func, args, kwargs)
     x = trailing(x, count, func)
@@ -161,8 +150,6 @@ def _method(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 dispatch.register("feature", last_dim, "linear")
-dispatch.register("feature", layer_norm, "layer_norm")
-dispatch.register("feature", normalized_shape, "rms_norm")
 dispatch.register("feature", along_dim(1, -1), "glu")
 dispatch.register("feature", prelu, "prelu")
 dispatch.register_function("feature", append_dim, "embedding", F.embedding)

@@ -22,7 +22,7 @@ NAMES = """
     fmax fmin fmod frac ge gelu greater greater_equal gt hardshrink hardsigmoid hardswish hardtanh
     heaviside hypot i0 igamma igammac isclose isfinite isinf isnan isneginf isposinf isreal ldexp le
     leaky_relu lerp less less_equal lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and
-    logical_not logical_or logical_xor logit logsigmoid lt masked_fill maximum minimum mish mul multiply
+    logical_not logical_or logical_xor logit lt masked_fill maximum minimum mish mul multiply
     nan_to_num ne neg negative nextafter not_equal polygamma positive pow rad2deg real reciprocal relu
     relu6 remainder round rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus
     softshrink softsign sqrt square sub subtract tan tanh tanhshrink threshold true_divide trunc xlogy
@@ -86,11 +86,22 @@ def where(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return pointwise(func, args, kwargs)
 
 
-def frexp(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Mantissas and exponents."""
-    dispatch.refuse_out("frexp", kwargs)
-    mantissa, exponent = torch.frexp(args[0].values)
-    return like(args[0], mantissa), like(args[0], exponent)
+def logsigmoid(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """In a graph by its formula: PyTorch's gradient asks for the number of entries."""
+    if not torch.compiler.is_compiling():
+        return pointwise(func, args, kwargs)
+    (x,) = (*args, *kwargs.values())
+    least = torch.minimum(x.values, x.values.new_zeros(()))
+    return like(x, least - torch.log1p(torch.exp(-x.values.abs())))
+
+
+def pair(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Two results: mantissas and exponents, entries and those that were kept."""
+    dispatch.refuse_out(dispatch.name_of(func), kwargs)
+    x, rest = (args[0], args[1:]) if args else (kwargs["input"], ())
+    return tuple(
+        like(x, part) for part in func(x.values, *rest, **{k: kwargs[k] for k in kwargs if k != "input"})
+    )
 
 
 def type_as(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -183,7 +194,8 @@ dispatch.register("pointwise", pointwise, NAMES)
 dispatch.register("pointwise", pointwise, UNTRACED, compiles=False)
 dispatch.register("pointwise", where, "where")
 dispatch.register("pointwise", type_as, "type_as")
-dispatch.register("pointwise", frexp, "frexp")
+dispatch.register("pointwise", logsigmoid, "logsigmoid")
+dispatch.register("pointwise", pair, "frexp native_dropout")
 _inplace_names = [f"{name}_" for name in NAMES if list(dispatch.spellings(f"{name}_"))]
 _compiled = [name for name in _inplace_names + INPLACE_ONLY if name not in UNTRACED_INPLACE]
 dispatch.register("pointwise", pointwise_, _compiled)

@@ -31,7 +31,7 @@ RANDOM = set(
     normal poisson binomial gumbel_softmax dropout1d dropout2d dropout3d feature_dropout
     feature_alpha_dropout feature_dropout_ feature_alpha_dropout_
     rrelu bernoulli_ dropout_ alpha_dropout_ normal_ uniform_ exponential_ random_
-    cauchy_ geometric_ log_normal_ rrelu_""".split()
+    cauchy_ geometric_ log_normal_ rrelu_ native_dropout""".split()
 )
 
 
@@ -102,9 +102,55 @@ def pointwise_call(name: str) -> Callable[[Any], Any]:
     raise AssertionError(f"no arguments for '{name}'")
 
 
-WEIGHT, TABLE = torch.randn(3, 4), torch.randn(7, 4)
+WEIGHT, TABLE, SQUARE = torch.randn(3, 4), torch.randn(7, 4), torch.randn(4, 4)
+ENDS = ("", "_")
+
+
+def rows(t: Operands) -> Any:
+    """All valid positions, (T, 4)."""
+    return t.x.flatten(0, 1)
+
+
+def column(t: Operands) -> Any:
+    """One feature of all valid positions, (T,)."""
+    return rows(t)[:, 0]
+
 
 CALLS: dict[str, Callable[[Any], Any]] = {
+    # contraction
+    "matmul": lambda t: t.x @ t.y.mT,
+    "linalg_matmul": lambda t: torch.linalg.matmul(t.x, WEIGHT.T),
+    "bmm": lambda t: torch.bmm(t.x, t.y.mT),
+    "mm": lambda t: torch.mm(rows(t), WEIGHT.T),
+    "mv": lambda t: torch.mv(rows(t), WEIGHT[0]),
+    "dot": lambda t: torch.dot(column(t), rows(t)[:, 1]),
+    "vdot": lambda t: torch.vdot(column(t), rows(t)[:, 1]),
+    **{name: lambda t, f=name: function_of(f)(column(t), WEIGHT[0]) for name in ("outer", "ger")},
+    "inner": lambda t: torch.inner(t.x, WEIGHT),
+    "tensordot": lambda t: torch.tensordot(t.x, WEIGHT.T, 1),
+    "kron": lambda t: torch.kron(t.x, WEIGHT[:1, None]),
+    "einsum": lambda t: torch.einsum("bikc,bjkc->bijc", t.pair, t.pair),
+    "bilinear": lambda t: F.bilinear(t.x, t.y, torch.ones(2, 4, 4)),
+    "cdist": lambda t: torch.cdist(t.x, t.y),
+    "linalg_vecdot": lambda t: torch.linalg.vecdot(t.x, t.y),
+    "chain_matmul": lambda t: torch.chain_matmul(rows(t), WEIGHT.T, WEIGHT),
+    "linalg_multi_dot": lambda t: torch.linalg.multi_dot([rows(t), WEIGHT.T, WEIGHT]),
+    "addbmm": lambda t: torch.addbmm(torch.eye(4), t.x.mT, t.y),
+    **{
+        f"baddbmm{end}": lambda t, e=end: function_of(f"baddbmm{e}")(t.pair[..., 0] * 1, t.x, t.y.mT)
+        for end in ENDS
+    },
+    **{
+        f"addmm{end}": lambda t, e=end: function_of(f"addmm{e}")(rows(t) * 1, rows(t), SQUARE) for end in ENDS
+    },
+    **{
+        f"addmv{end}": lambda t, e=end: function_of(f"addmv{e}")(column(t) * 1, rows(t), SQUARE[0])
+        for end in ENDS
+    },
+    **{
+        f"addr{end}": lambda t, e=end: function_of(f"addr{e}")(rows(t) * 1, column(t), SQUARE[0])
+        for end in ENDS
+    },
     # attention
     "scaled_dot_product_attention": lambda t: F.scaled_dot_product_attention(*[t.x[:, None]] * 3),
     "multi_head_attention_forward": lambda t: F.multi_head_attention_forward(
@@ -247,8 +293,6 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "cross": lambda t: torch.cross(t.x[..., :3], t.y[..., :3], dim=2),
     "linalg_cross": lambda t: torch.linalg.cross(t.x[..., :3], t.y[..., :3]),
     "linalg_matrix_norm": lambda t: (torch.linalg.matrix_norm(t.pair, dim=(1, 2)), square(t).mT),
-    # loss
-    "cross_entropy": lambda t: F.cross_entropy(t.x.view(-1, 4), t.tokens.view(-1) % 4),
     # counting
     "unique": lambda t: t.i.unique(),
     "unique_consecutive": lambda t: t.i.unique_consecutive(),
@@ -271,6 +315,31 @@ CALLS: dict[str, Callable[[Any], Any]] = {
         )
         for name in ("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
     },
+    # normalisation
+    "batch_norm": lambda t: F.batch_norm(t.x.transpose(1, 2), None, None, WEIGHT[0], WEIGHT[1], True),
+    "group_norm": lambda t: F.group_norm(t.x.transpose(1, 2), 2, WEIGHT[0], WEIGHT[1]),
+    "instance_norm": lambda t: F.instance_norm(t.x.transpose(1, 2), None, None, WEIGHT[0], WEIGHT[1]),
+    "local_response_norm": lambda t: F.local_response_norm(t.x.transpose(1, 2), 3),
+    "native_layer_norm": lambda t: torch.native_layer_norm(t.x, (4,), WEIGHT[0], WEIGHT[1], 1e-5),
+    "native_dropout": lambda t: torch.native_dropout(t.x, 0.5, True),
+    "channel_shuffle": lambda t: F.channel_shuffle(t.x.transpose(1, 2), 2),
+    # loss
+    "cross_entropy": lambda t: F.cross_entropy(t.x.view(-1, 4), t.tokens.view(-1) % 4),
+    **{
+        name: lambda t, f=name: getattr(F, f)(t.x, t.tokens % 4) for name in ("nll_loss", "multi_margin_loss")
+    },
+    "multilabel_margin_loss": lambda t: F.multilabel_margin_loss(t.x, t.i % 5 - 1, reduction="none"),
+    "linear_cross_entropy": lambda t: F.linear_cross_entropy(t.x, WEIGHT, t.tokens % 3),
+    "cosine_embedding_loss": lambda t: F.cosine_embedding_loss(t.x, t.y, t.tokens % 2 * 2 - 1),
+    **{
+        name: lambda t, f=name: getattr(F, f)(t.x, t.y, t.z)
+        for name in (
+            *("triplet_margin_loss", "triplet_margin_with_distance_loss"),
+            *("gaussian_nll_loss", "margin_ranking_loss"),
+        )
+    },
+    "poisson_nll_loss": lambda t: F.poisson_nll_loss(t.x, t.y),
+    "ctc_loss": lambda t: F.ctc_loss(t.x.log_softmax(-1), t.tokens[:, 1:] % 3 + 1, None, None),
     # reduction
     "kthvalue": lambda t: t.x.kthvalue(2, -1),
     "quantile": lambda t: t.x.quantile(0.5, -1),

@@ -211,9 +211,17 @@ def test_operators_on_rows() -> None:
     assert_matches(torch.linalg.multi_dot([rows, w, dense(3, 2)]).values, want)
     assert_matches(torch.chain_matmul(rows, w, dense(3, 2)).values, want)
     assert_matches(rows.mT @ rows, rows.values.mT @ rows.values)
+    want = torch.addmm(b, rows.values, w, beta=2, alpha=3)
+    assert_matches(torch.addmm(input=b, mat2=w, mat1=rows, alpha=3, beta=2).values, want)
     column = rows[:, 0]
     assert_matches(torch.dot(column, rows[:, 1]), torch.dot(rows.values[:, 0], rows.values[:, 1]))
     assert_matches(torch.outer(column, v).values, torch.outer(rows.values[:, 0], v))
+    assert_matches(torch.outer(column, vec2=v).values, torch.outer(rows.values[:, 0], v))
+    assert_matches(torch.vdot(column, rows[:, 1]), torch.vdot(rows.values[:, 0], rows.values[:, 1]))
+    table, u = dense(8, 4), dense(8)
+    assert_matches(torch.addr(table, column, v).values, torch.addr(table, rows.values[:, 0], v))
+    assert_matches(torch.addmv(u, rows, v, alpha=2).values, torch.addmv(u, rows.values, v, alpha=2))
+    assert_matches((rows * 1).addmm_(rows, dense(4, 4)).values, rows.values + rows.values @ dense(4, 4))
 
 
 def test_half_precision_is_as_close_as_dense() -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import ops  # noqa: F401  (registers the operators)
 from ops import Axis, Grid
+from ops.kernels import attention, contraction, ctc, norm, segment
 from ops.kernels.define import NAMESPACE
 from ops.kernels.structure import invert
 
@@ -28,11 +28,24 @@ def _segments(grid: Grid, kept: tuple[int, ...]) -> tuple[Any, ...]:
     return grid.map_to(kept), grid.order_by(kept), grid.splits(kept)
 
 
+def _both() -> Tensor:
+    return torch.stack([N.lengths, M.lengths])
+
+
 def _attention(causal: bool, dropout: float = 0.0, width: int = 4) -> tuple[Any, ...]:
     q, k = (N, N) if causal else (N, M)
     query, key = _floats(q.total, 2, 4), _floats(k.total, 2, 4)
     value = _floats(k.total, 2, width)
     return query, key, value, q.lengths, k.lengths, causal, 0.5, dropout, torch.tensor(7)
+
+
+def _spelled() -> tuple[Any, ...]:
+    log_probs = _floats(6, 2, 4).detach().log_softmax(-1).requires_grad_()
+    return log_probs, torch.tensor([1, 2, 3]), torch.tensor([6, 4]), torch.tensor([2, 1]), 0, False
+
+
+def _detached(arguments: tuple[Any, ...]) -> list[Any]:
+    return [a.detach() if isinstance(a, Tensor) else a for a in arguments]
 
 
 def _attention_backward() -> tuple[Any, ...]:
@@ -73,6 +86,21 @@ CASES: dict[str, dict[str, tuple[Any, ...]]] = {
         "logarithm": (_floats(PAIR.cells, 3), *_segments(PAIR, (1,)), M.total, True),
         "half_precision": (_floats(N.total, 4).detach().bfloat16(), *_segments(Grid((N,)), ()), 4, False),
     },
+    "normalize_rows": {
+        "samples": (_floats(N.total, 2, 3), *_segments(Grid((N,)), ()), 4, 1e-5),
+        "pairs": (_floats(PAIR.cells, 1, 4), *_segments(PAIR, ()), 4, 1e-5),
+        "half_precision": (_floats(N.total, 2, 3).detach().half(), *_segments(Grid((N,)), ()), 4, 1e-5),
+    },
+    "ctc_losses": {"two_samples": _spelled()},
+    "ctc_gradient": {"two_samples": (torch.ones(2, dtype=torch.float64), *_detached(_spelled()))},
+    "contract": {
+        "pairs": (_floats(N.total, 4), _floats(M.total, 4), _both(), "nm", "nc,mc->nm", PAIR.cells, 4),
+        "triangle": (
+            *(_floats(SQUARE.cells, 2), _floats(SQUARE.cells, 2), torch.stack([N.lengths] * 3)),
+            *("ijk", "ikc,jkc->ijc", SQUARE.cells, 4),
+        ),
+        "to_samples": (_floats(N.total, 4), _floats(N.total, 3), N.lengths[None], "n", "nc,nd->cd", 4, 4),
+    },
     "argpeak_rows": {
         "largest": (_floats(N.total, 3).detach(), *_segments(Grid((N,)), ()), N.positions, 4, True),
     },
@@ -106,6 +134,7 @@ CASES: dict[str, dict[str, tuple[Any, ...]]] = {
     "splits": {"inner": (M.sample_ids, [N.offsets]), "of_nothing": (M.sample_ids, [])},
     "check_same": {"agree": (N.lengths, N.lengths.clone(), "a test")},
     "check_longer": {"long": (M.lengths, 0, "a test")},
+    "check_not_single": {"pairs": (N.lengths * 2, "a test")},
     "check_inside": {"inside": (N.positions, N.lengths, N.sample_ids, "a test")},
     "select_mask": {"some": (N.positions > 0, N.offsets), "none": (N.positions < 0, N.offsets)},
 }
@@ -130,8 +159,16 @@ def test_an_operator_passes_pytorchs_checks(name: str, case: str) -> None:
     torch.library.opcheck(operator, CASES[name][case])
 
 
-WITH_GRADIENT = ("sum_rows", "expand_rows", "peak_rows", "reorder_rows", "softmax_rows", "attention")
-DIFFERENTIABLE = [(name, case) for name in WITH_GRADIENT for case in CASES[name]]
+#: Operator with a gradient -> the module that has its other way to be called.
+WITH_GRADIENT = {
+    **dict.fromkeys(("sum_rows", "expand_rows", "peak_rows", "reorder_rows", "softmax_rows"), segment),
+    "attention": attention,
+    "contract": contraction,
+    "normalize_rows": norm,
+    "ctc_losses": ctc,
+}
+#: PyTorch's gradient of this loss is that of the logits under the logarithms.
+DIFFERENTIABLE = [(name, case) for name in WITH_GRADIENT if name != "ctc_losses" for case in CASES[name]]
 
 
 @pytest.mark.parametrize(("name", "case"), DIFFERENTIABLE, ids=lambda v: v)
@@ -153,8 +190,7 @@ def test_an_operators_gradient_equals_finite_differences(name: str, case: str) -
 @pytest.mark.parametrize("name", WITH_GRADIENT)
 def test_an_operator_in_eager_and_as_a_node_of_a_graph_agree(name: str) -> None:
     """One definition is called in two ways; values and gradients are the same bits."""
-    module = ops.kernels.attention if name == "attention" else ops.kernels.segment
-    direct = getattr(module, name)
+    direct = getattr(WITH_GRADIENT[name], name)
     operator = getattr(getattr(torch.ops, NAMESPACE), name).default
     for arguments in CASES[name].values():
         found = []

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ops.testing import Ragged, assert_matches, check, pack
+from ops.testing import Dense, Ragged, assert_matches, check, pack
 from tests.strategies import PROFILES, make
 
 CLASSES = 5
@@ -235,27 +235,163 @@ def test_mse_loss_of_other_structures_raises() -> None:
 # ---------------------------------------------------------------- the rest of the family
 
 
-ELEMENTWISE = {
-    "l1": F.l1_loss,
-    "smooth_l1": F.smooth_l1_loss,
-    "huber": F.huber_loss,
-    "bce_with_logits": F.binary_cross_entropy_with_logits,
-    "kl_div": F.kl_div,
+def positive(batch: Ragged) -> Ragged:
+    return Ragged([s.sigmoid() + 0.1 for s in batch.samples], batch.pattern)
+
+
+def signs(batch: Ragged) -> Ragged:
+    return Ragged([s.sign() for s in batch.samples], batch.pattern)
+
+
+def labels(batch: Ragged) -> Ragged:
+    return Ragged([(s.abs() * 10).long() % 4 for s in batch.samples], batch.pattern)
+
+
+def same(batch: Ragged) -> Ragged:
+    return batch
+
+
+#: name -> what its second operand holds.
+ELEMENTWISE: dict[str, Callable[[Ragged], Ragged]] = {
+    **dict.fromkeys(("l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss"), same),
+    **dict.fromkeys(("soft_margin_loss", "hinge_embedding_loss"), signs),
+    **dict.fromkeys(("binary_cross_entropy_with_logits", "kl_div", "poisson_nll_loss"), positive),
 }
 
 
 @REDUCTION
-@pytest.mark.parametrize("fn", list(ELEMENTWISE.values()), ids=list(ELEMENTWISE))
+@LENGTHS
+@pytest.mark.parametrize("name", list(ELEMENTWISE))
+@pytest.mark.parametrize("pattern", ["n 4", "4 n m"])
 @pytest.mark.filterwarnings("ignore")
-def test_other_losses_are_right_or_refused(fn: Callable, reduction: str) -> None:
-    x = make([3, 1, 5])
-    y = Ragged([s.sigmoid() for s in make([3, 1, 5], seed=1).samples], "n 4")
-    try:
-        fn(*pack(x, y), reduction=reduction)
-    except (NotImplementedError, TypeError):
-        return
-    reference = None if reduction == "none" else over_tokens(fn, reduction=reduction)
+def test_losses_of_one_value_per_entry(name: str, lengths: list[int], pattern: str, reduction: str) -> None:
+    def fn(a: Any, b: Any, **kwargs: Any) -> Any:
+        return getattr(F, name)(a, b.detach() if name == "soft_margin_loss" else b, **kwargs)
+
+    x, y = make(lengths, pattern), ELEMENTWISE[name](make(lengths, pattern, seed=1))
+    reference = None
+    if reduction != "none":
+
+        def reference(a: Ragged, b: Ragged) -> Tensor:
+            return fn(entries(a), entries(b), reduction=reduction)
+
     check(lambda a, b: fn(a, b, reduction=reduction), x, y, reference=reference)
+
+
+@REDUCTION
+@pytest.mark.parametrize("lengths", [[3, 1, 5], [3, 0, 5], [4, 4]], ids=str)
+def test_losses_of_three_operands(lengths: list[int], reduction: str) -> None:
+    x, y = make(lengths), make(lengths, seed=1)
+    for fn, third in (
+        (F.margin_ranking_loss, signs(make(lengths, seed=2))),
+        (F.gaussian_nll_loss, positive(make(lengths, seed=2))),
+    ):
+        by_hand = None
+        if reduction != "none":
+
+            def by_hand(a: Ragged, b: Ragged, c: Ragged, fn: Callable = fn) -> Tensor:
+                return fn(entries(a), entries(b), entries(c), reduction=reduction)
+
+        check(lambda a, b, c, fn=fn: fn(a, b, c, reduction=reduction), x, y, third, reference=by_hand)
+
+
+def test_variances_of_fewer_entries() -> None:
+    x, y = make([3, 0, 5]), make([3, 0, 5], seed=1)
+    check(lambda a, b: F.gaussian_nll_loss(a, b, 0.3, reduction="none"), x, y)
+    by_position = positive(make([3, 0, 5], "n", seed=2))
+    check(lambda a, b, v: F.gaussian_nll_loss(a, b, v, True, reduction="none"), x, y, by_position)
+    by_sample = Dense(torch.rand(3, 1, 4, dtype=torch.float64) + 0.1, "batch _ _")
+    expanded = torch.ones(8, 4, dtype=torch.float64)
+    check(
+        lambda a, b, v: F.gaussian_nll_loss(a, b, v, reduction="none"),
+        x,
+        y,
+        by_sample,
+        reference=lambda a, b, v: [
+            F.gaussian_nll_loss(s, t, v.tensor[i] * expanded[: len(s)], reduction="none")
+            for i, (s, t) in enumerate(zip(a.samples, b.samples))
+        ],
+    )
+
+
+WEIGHTED = {
+    "mse_loss": same,
+    "l1_loss": same,
+    "huber_loss": same,
+    "binary_cross_entropy": positive,
+    "binary_cross_entropy_with_logits": positive,
+}
+
+
+@REDUCTION
+@pytest.mark.parametrize("name", list(WEIGHTED))
+@pytest.mark.parametrize("lengths", [[3, 1, 5], [3, 0, 5], [4, 4]], ids=str)
+def test_weights_of_entries(name: str, lengths: list[int], reduction: str) -> None:
+    """Packed, by sample, and where PyTorch broadcasts them by feature."""
+    fn = getattr(F, name)
+
+    def probabilities(seed: int) -> Ragged:
+        return Ragged([s.sigmoid() for s in make(lengths, seed=seed).samples], "n 4")
+
+    of = probabilities if name.startswith("binary") else lambda seed: make(lengths, seed=seed)
+    x, y = of(0), of(1)
+    by_sample = torch.rand(len(lengths), 1, 4, dtype=torch.float64)
+    feature = torch.rand(4, dtype=torch.float64)
+    for weight, rows_of in [
+        (positive(make(lengths, seed=2)), lambda w: rows(w)),
+        (
+            Dense(by_sample, "batch _ _"),
+            lambda w: torch.cat([v.expand(n, 4) for n, v in zip(lengths, w.tensor)]),
+        ),
+        (feature, lambda w: w.expand(sum(lengths), 4)),
+    ][: 3 if name.startswith("binary") else 2]:
+
+        def by_hand(a: Ragged, b: Ragged, w: Any, rows_of: Callable = rows_of) -> Any:
+            loss = fn(rows(a), rows(b), weight=rows_of(w), reduction=reduction)
+            return list(loss.split(lengths)) if reduction == "none" else loss
+
+        differentiable = not (name.startswith("binary") and not isinstance(weight, Tensor))
+        check(
+            lambda a, b, w: fn(a, b, weight=w, reduction=reduction),
+            x,
+            y,
+            weight,
+            reference=by_hand,
+            grad=differentiable and not isinstance(weight, Tensor),
+        )
+
+
+def test_weights_of_positive_answers() -> None:
+    x, y = make([3, 0, 5]), positive(make([3, 0, 5], seed=1))
+    weight = torch.rand(4, dtype=torch.float64)
+    module = nn.BCEWithLogitsLoss(pos_weight=weight)
+    check(
+        module,
+        x,
+        y,
+        reference=lambda a, b: F.binary_cross_entropy_with_logits(rows(a), rows(b), pos_weight=weight),
+    )
+
+
+@pytest.mark.parametrize("lengths", [[3, 1, 5], [3, 0, 5], [6]], ids=str)
+@pytest.mark.parametrize("log_target", [False, True])
+def test_a_batch_mean_divides_by_samples(lengths: list[int], log_target: bool) -> None:
+    x, y = make(lengths), positive(make(lengths, seed=1))
+    module = nn.KLDivLoss(reduction="batchmean", log_target=log_target)
+
+    def by_hand(a: Ragged, b: Ragged) -> Tensor:
+        return F.kl_div(rows(a), rows(b), reduction="sum", log_target=log_target) / len(lengths)
+
+    check(module, x, y, reference=by_hand)
+    check(
+        lambda a, b: module(a.flatten(0, 1), b.flatten(0, 1)),
+        x,
+        y,
+        reference=lambda a, b: by_hand(a, b) * len(lengths) / sum(lengths),
+    )
+
+
+# ---------------------------------------------------------------- precision, and older ways to write it
 
 
 def test_losses_of_half_precision_match_dense() -> None:

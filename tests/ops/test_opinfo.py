@@ -41,6 +41,7 @@ RANDOM = {
         "dropout3d",
         "alpha_dropout",
         "feature_alpha_dropout",
+        "native_dropout",
     ),
 }
 #: Operators whose sample inputs mean something else once they are cut; each has tests of its own.
@@ -54,12 +55,14 @@ APART = {
     "histogram": "it counts over the whole batch, into as many bins as there are samples, by chance",
     "histc": "it counts over the whole batch, into as many bins as there are samples, by chance",
     "linalg_norm": "most of its calls are norms of all dims, the batch among them",
+    "batch_norm": "its statistics are those of the whole batch",
     "multi_head_attention_forward": "its weights are cut where their sizes are the input's",
 }
 _WHOLE = "its result belongs to the whole batch and is not compared by sample"
 _SIZES = "its calls name plain sizes, which never mean a ragged dim"
 _OTHER = "its operands are of other shapes than the input, and stay dense"
 _SMALL = "its sample inputs have no second dim to cut, or not more than one sample"
+_CONSUMED = "its inputs have no dim to cut but those that the operator works on, which are static"
 _SHORT = "its calls name positions that shorter samples lack"
 #: The ledger: operators of which no call can be compared, with the reason.
 UNCOMPARED: dict[str, str] = {
@@ -74,9 +77,27 @@ UNCOMPARED: dict[str, str] = {
         ("reshape", "view", "reshape_as", "view_as", "new_full", "new_ones", "new_zeros"), _SIZES
     ),
     **dict.fromkeys(
-        (f"nn.functional.{n}" for n in ("cross_entropy", "scaled_dot_product_attention", "embedding_bag")),
+        (
+            f"nn.functional.{n}"
+            for n in (
+                *("cross_entropy", "nll_loss", "ctc_loss", "scaled_dot_product_attention"),
+                "embedding_bag",
+            )
+        ),
         _OTHER,
     ),
+    **dict.fromkeys(
+        (
+            f"nn.functional.{n}"
+            for n in (
+                *("multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss"),
+                *("cosine_embedding_loss", "triplet_margin_loss", "linear_cross_entropy"),
+                *("linear_cross_entropy.chunked", "linear_cross_entropy.chunked_none"),
+            )
+        ),
+        _CONSUMED,
+    ),
+    "native_layer_norm": _CONSUMED,
     **dict.fromkeys(("searchsorted", "isin", "broadcast_tensors", "expand_as"), _OTHER),
     **dict.fromkeys((f"nn.functional.{n}" for n in ("layer_norm", "rms_norm", "soft_margin_loss")), _SMALL),
     **dict.fromkeys((f"nn.functional.{n}" for n in ("l1_loss", "mse_loss", "smooth_l1_loss")), _SMALL),
