@@ -213,6 +213,7 @@ def test_operators_on_rows() -> None:
     assert_matches(rows.mT @ rows, rows.values.mT @ rows.values)
     want = torch.addmm(b, rows.values, w, beta=2, alpha=3)
     assert_matches(torch.addmm(input=b, mat2=w, mat1=rows, alpha=3, beta=2).values, want)
+    assert_matches(torch.tensordot(rows, rows, 2), (rows.values * rows.values).sum())
     column = rows[:, 0]
     assert_matches(torch.dot(column, rows[:, 1]), torch.dot(rows.values[:, 0], rows.values[:, 1]))
     assert_matches(torch.outer(column, v).values, torch.outer(rows.values[:, 0], v))

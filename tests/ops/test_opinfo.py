@@ -56,6 +56,10 @@ APART = {
     "histc": "it counts over the whole batch, into as many bins as there are samples, by chance",
     "linalg_norm": "most of its calls are norms of all dims, the batch among them",
     "batch_norm": "its statistics are those of the whole batch",
+    "matmul": "beside an operand of more dims, what is the batch here is not the first dim of the result",
+    **dict.fromkeys(
+        ("addbmm", "addmv", "addr"), "the first dim, taken for the batch, belongs to one of two factors"
+    ),
     "multi_head_attention_forward": "its weights are cut where their sizes are the input's",
 }
 _WHOLE = "its result belongs to the whole batch and is not compared by sample"
@@ -63,6 +67,9 @@ _SIZES = "its calls name plain sizes, which never mean a ragged dim"
 _OTHER = "its operands are of other shapes than the input, and stay dense"
 _SMALL = "its sample inputs have no second dim to cut, or not more than one sample"
 _CONSUMED = "its inputs have no dim to cut but those that the operator works on, which are static"
+_MATRICES = (
+    "its vectors and matrices have no batch dim, and the first dim, taken for one, is paired or summed"
+)
 _SHORT = "its calls name positions that shorter samples lack"
 #: The ledger: operators of which no call can be compared, with the reason.
 UNCOMPARED: dict[str, str] = {
@@ -107,7 +114,8 @@ UNCOMPARED: dict[str, str] = {
     **dict.fromkeys(("index_add", "index_copy", "index_put", "select_scatter"), _SHORT),
     **dict.fromkeys((f"linalg.{n}" for n in ("householder_product", "ldl_solve", "lu_solve")), _OTHER),
     **dict.fromkeys(("lu_solve", "lu_unpack"), _OTHER),
-    "linalg.pinv.singular": "its call multiplies two matrices first",
+    **dict.fromkeys(("dot", "vdot", "inner", "outer", "kron", "tensordot", "linalg.multi_dot"), _MATRICES),
+    "sparse.mm.reduce": "its operand is sparse",
     "diagonal": "two ragged dims of one axis are needed, and here each dim is an axis of its own",
     "imag": "integers stand for complex numbers here",
     "nn.functional.silu.complex": "integers stand for complex numbers here",
