@@ -11,7 +11,7 @@ of it runs below autograd, as its gradients are products of the same kind, and w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -82,11 +82,8 @@ def _aligned(x: Tensor) -> Tensor:
 
 def _multiply(x: Tensor, y: Tensor, out: Tensor, plan: _Plan) -> None:
     """One run of samples; all three as stored, run first."""
-    if plan.swapped:
-        x, y = y, x
     batch, left, inner, right = plan.groups
-    x, y = x.permute(plan.first), y.permute(plan.second)
-    target = out.permute(plan.result)
+    x, y, target = x.permute(plan.first), y.permute(plan.second), out.permute(plan.result)
     b, m, k = _grouped(x, (1 + batch, left, inner))
     n = prod(y.shape[1 + batch + inner :])
     rows, columns = _aligned(x.reshape(b, m, k)), _aligned(y.reshape(b, k, n))
@@ -96,35 +93,34 @@ def _multiply(x: Tensor, y: Tensor, out: Tensor, plan: _Plan) -> None:
         target.copy_(torch.bmm(rows, columns).view(target.shape))
 
 
-class _Operand(NamedTuple):
-    """A buffer cut into samples: its ragged letters' lengths, and where each sample begins."""
-
-    buffer: Tensor
-    sizes: list[np.ndarray]
-    begin: np.ndarray
-
-    def run(self, start: int, stop: int) -> Tensor:
-        """Samples of equal sizes as one tensor [run, *letters]."""
-        sizes = [int(n[start]) for n in self.sizes]
-        rows = self.buffer[int(self.begin[start]) : int(self.begin[stop])]
-        return rows.view(stop - start, *sizes, *self.buffer.shape[1:])
+def _multiply_one(x: Tensor, y: Tensor, out: Tensor, plan: _Plan) -> None:
+    """One sample whose operands are matrices: fewer calls, which count where samples are small."""
+    x, y, out = (
+        t if dims == (0, 1, 2) else t.t()
+        for t, dims in ((x, plan.first), (y, plan.second), (out, plan.result))
+    )
+    torch.mm(x, y, out=out)
 
 
-def _operand(buffer: Tensor, letters: str, lengths: dict[str, np.ndarray], samples: int) -> _Operand:
+def _cut(
+    buffer: Tensor, letters: str, lengths: dict[str, np.ndarray], runs: list[tuple[int, int]]
+) -> list[Tensor]:
+    """A buffer as one tensor [run, *letters] for each run of samples."""
     sizes = [lengths[c] for c in letters if c in lengths]
-    cells = np.ones(samples, dtype=np.int64)
-    for n in sizes:
-        cells = cells * n
-    return _Operand(buffer, sizes, np.concatenate([[0], cells.cumsum()]))
+    starts = [start for start, _ in runs]
+    shapes = [[stop - start for start, stop in runs], *(n[starts].tolist() for n in sizes)]
+    cells = [prod(shape) for shape in zip(*shapes)]
+    tail = buffer.shape[1:]
+    return [rows.view(*shape, *tail) for rows, shape in zip(buffer.split(cells), zip(*shapes))]
 
 
-def _runs(lengths: Sequence[np.ndarray], samples: int) -> Iterator[tuple[int, int]]:
+def _runs(lengths: Sequence[np.ndarray], samples: int) -> list[tuple[int, int]]:
     """Samples that follow each other and are of equal sizes: first and last + 1."""
     changed = np.zeros(max(samples - 1, 0), dtype=bool)
     for n in lengths:
         changed |= n[1:] != n[:-1]
     edges = [0, *(np.nonzero(changed)[0] + 1).tolist(), samples]
-    return zip(edges[:-1], edges[1:]) if samples else iter(())
+    return list(zip(edges[:-1], edges[1:])) if samples else []
 
 
 def _contract(
@@ -136,10 +132,16 @@ def _contract(
     static = {c: n for side, t in ((first, x), (second, y)) for c, n in zip(side[::-1], t.shape[:0:-1])}
     tail = [static[c] for c in result if c not in host]
     out = x.new_empty((rows, *tail))
-    sides = [_operand(t, letters, host, batch) for t, letters in ((x, first), (y, second), (out, result))]
-    plan = _plan(equation)
-    for start, stop in _runs(list(host.values()), batch):
-        _multiply(*(side.run(start, stop) for side in sides), plan)
+    runs, plan = _runs(list(host.values()), batch), _plan(equation)
+    sides = [_cut(t, letters, host, runs) for t, letters in ((x, first), (y, second), (out, result))]
+    if plan.swapped:
+        sides[0], sides[1] = sides[1], sides[0]
+    matrices = plan.groups == (0, 1, 1, 1)
+    for parts in zip(*sides):
+        if matrices and len(parts[0]) == 1:
+            _multiply_one(*(part[0] for part in parts), plan)
+        else:
+            _multiply(*parts, plan)
     return out
 
 

@@ -22,7 +22,8 @@ LEFT_OUT = (
 #: Functions whose meaning a batch of one does not show; each has tests of its own: squeeze never takes the
 #: batch, type_as of a dense tensor is dense, cross_entropy has its classes last where dim 1 is ragged,
 #: what splits, repeats or counts along dim 0 does so with samples, distinct entries and histograms are those
-#: of the whole batch, tensordot sums over dims of the batch's entries too, cov takes a dense batch of one for no matrix, and lstsq leaves some results empty.
+#: of the whole batch, tensordot sums over the batch, cov takes a dense batch of one for no matrix, and lstsq
+#: leaves some results empty.
 TESTED_APART = {
     *(f"torch.{name}" for name in "chunk tensor_split unbind vsplit nonzero argwhere".split()),
     *(f"torch.{name}" for name in "histc histogram bincount cov corrcoef linalg.lstsq".split()),
