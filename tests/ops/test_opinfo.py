@@ -3,7 +3,9 @@
 ``op_db`` holds, for each operator, calls that PyTorch tests it with. Each call's input is taken for a padded
 batch: dim 0 is the batch, a choice of the other dims is cut to lengths of each sample's own, and further
 operands of the same sizes are cut alike. The operator on the packed tensor has to give, for each sample,
-what the same call gives on that sample alone, values and gradients; or it refuses.
+what the same call gives on that sample alone, values and gradients; or it refuses. Every dtype that an operator
+takes is tried. Single and half precision may differ from the same dtype's result where they are as close to
+the result in double precision: packed sums accumulate in another order and, in half precision, in single.
 
 ``UNCOMPARED`` is the ledger of operators of which no call can be compared, with the reason. An entry of which
 a call compares fails the suite, and so does an operator without an entry of which none does.
@@ -11,21 +13,32 @@ a call compares fails the suite, and so does an operator without an entry of whi
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing._internal.common_methods_invocations import op_db
 
 from ops import PackedTensor, dispatch, is_packed
 from ops.tensor import ROWS as MERGED
 
 REFUSALS = (NotImplementedError, TypeError, ValueError, IndexError, RuntimeError)
-CONDITIONS = ("ragged", "equal", "one sample", "an empty sample", "one position")
+CONDITIONS = ("ragged", "equal", "one sample", "an empty sample", "one position", "as many as another dim")
+DTYPES = (torch.float64, torch.int64, torch.float32, torch.bfloat16, torch.bool)
+#: Relative and absolute tolerance of values; gradients have ten times as much.
+TOLERANCE = {
+    torch.float32: (1e-5, 1e-5),
+    torch.complex64: (1e-5, 1e-5),
+    torch.float16: (2e-3, 2e-3),
+    torch.bfloat16: (2e-2, 2e-2),
+}
+EXACT = (1e-7, 1e-8)
 #: Kinds whose operands broadcast; an operand of fewer dims is something else for the others.
 BROADCASTING = ("pointwise", "loss")
 #: Operators whose results are random or uninitialised; tests of their own look at structure and statistics.
@@ -62,6 +75,10 @@ APART = {
     ),
     "multi_head_attention_forward": "its weights are cut where their sizes are the input's",
 }
+#: Operators that leave the order of equal values open, unless they are told not to.
+STABLE = ("sort", "argsort")
+#: Operators whose second result, positions, is open where values are equal.
+OPEN = ("topk",)
 _WHOLE = "its result belongs to the whole batch and is not compared by sample"
 _SIZES = "its calls name plain sizes, which never mean a ragged dim"
 _OTHER = "its operands are of other shapes than the input, and stay dense"
@@ -117,9 +134,9 @@ UNCOMPARED: dict[str, str] = {
     **dict.fromkeys(("dot", "vdot", "inner", "outer", "kron", "tensordot", "linalg.multi_dot"), _MATRICES),
     "sparse.mm.reduce": "its operand is sparse",
     "diagonal": "two ragged dims of one axis are needed, and here each dim is an axis of its own",
-    "imag": "integers stand for complex numbers here",
-    "nn.functional.silu.complex": "integers stand for complex numbers here",
 }
+#: Operators of which no call can be compared in one dtype, while others compare, with the reason.
+UNTYPED: dict[tuple[str, torch.dtype], str] = {}
 
 
 @dataclass
@@ -141,10 +158,17 @@ class Case:
     condition: str
 
 
-def lengths_of(size: int, batch: int, condition: str, seed: int) -> tuple[int, ...]:
-    """Lengths of ``batch`` samples, the largest being ``size``."""
+def lengths_of(size: int, others: Sequence[int], condition: str, seed: int) -> tuple[int, ...]:
+    """Lengths of a batch's samples, the largest being ``size``; ``others`` are the sizes of the other dims.
+
+    The first of these is the batch size; channels and heads are among the rest.
+    """
+    batch = 1 if condition == "one sample" else others[0]
     if condition == "equal":
         return (size,) * batch
+    if condition == "as many as another dim":
+        alike = [n for n in others if n <= size] or [size]
+        return (size, *(alike[(seed + i) % len(alike)] for i in range(batch - 1)))
     if condition == "one position":
         return (1,) * (batch - 1) + (size,)
     drawn = torch.randint(1, size + 1, (batch,), generator=torch.Generator().manual_seed(seed)).tolist()
@@ -160,19 +184,21 @@ def cases(shape: torch.Size, thorough: bool) -> Iterator[Case]:
     choices = [c for k in (1, 2) for c in itertools.combinations(dims, k)]
     conditions = CONDITIONS if thorough else ("ragged", "an empty sample", "equal")
     for number, (chosen, condition) in enumerate(itertools.product(choices, conditions)):
-        batch = 1 if condition == "one sample" else shape[0]
-        lengths = tuple(lengths_of(shape[d], batch, condition, number + d) for d in chosen)
+        lengths = tuple(
+            lengths_of(shape[d], [*shape[:d], *shape[d + 1 :]], condition, number + d) for d in chosen
+        )
         for backwards in (False, True) if thorough and len(chosen) > 1 else (False,):
             yield Case(chosen, lengths, backwards, condition)
 
 
 class Call:
-    """One sample input and one way to make it ragged."""
+    """One sample input and one way to make it ragged; the first ``compared`` results count."""
 
-    def __init__(self, sample: Any, case: Case, broadcasts: bool = True) -> None:
-        self.sample, self.case, self.broadcasts = sample, case, broadcasts
+    def __init__(self, sample: Any, case: Case, broadcasts: bool = True, compared: int | None = None) -> None:
+        self.sample, self.case, self.broadcasts, self.compared = sample, case, broadcasts, compared
         self.shape = leading(sample.input).shape
         self.batch = len(case.lengths[0])
+        self.dtype = leading(sample.input).dtype
 
     def is_like_input(self, x: Any) -> bool:
         return isinstance(x, Tensor) and x.shape == self.shape
@@ -252,13 +278,34 @@ def run(
     return leading(x), parts(op(x, *args, **kwargs))
 
 
+def run_dense(op: Callable, call: Call, i: int, differentiable: bool, double: bool = False) -> Any:
+    """:func:`run` of sample ``i`` alone, if asked for in double precision.
+
+    An empty sample never meets PyTorch's fused attention, which divides by its size.
+    """
+
+    def convert(x: Any) -> Any:
+        return widened(call.of_sample(x, i)) if double else call.of_sample(x, i)
+
+    empty = any(0 in lengths for lengths in call.case.lengths)
+    with sdpa_kernel(SDPBackend.MATH) if empty else contextlib.nullcontext():
+        return run(op, call, convert, differentiable)
+
+
+def widened(x: Any) -> Any:
+    """Floating operands in double precision."""
+    if isinstance(x, (list, tuple)):
+        return type(x)(widened(item) for item in x)
+    return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
+
+
 def has_gradient(op: Callable, call: Call) -> bool:
     """Whether PyTorch differentiates this call on a dense sample."""
     x = leading(call.sample.input)
     if not (x.is_floating_point() or x.is_complex()):
         return False
     try:
-        y, results = run(op, call, lambda a: call.of_sample(a, 0), True)
+        y, results = run_dense(op, call, 0, True)
         loss = sum((r.sum().abs() for r in results if r.requires_grad), torch.zeros(()))
         return torch.autograd.grad(loss, y, allow_unused=True)[0] is not None
     except (RuntimeError, NotImplementedError):
@@ -271,38 +318,81 @@ def weighted(x: Tensor) -> Tensor:
     return (x * weight).sum().abs()
 
 
+def close(got: Tensor, expected: Tensor, dtype: torch.dtype, factor: int = 1) -> None:
+    """Raise AssertionError unless equal within the tolerance of the call's and the result's dtype."""
+    rtol, atol = (factor * t for t in max(TOLERANCE.get(d, EXACT) for d in (dtype, got.dtype)))
+    torch.testing.assert_close(got, expected, equal_nan=True, rtol=rtol, atol=atol)
+
+
+def gradient_of(y: Tensor, results: list[Tensor]) -> Tensor:
+    """The gradient of a sample's input from some of its results."""
+    loss = sum((weighted(r) for r in results), torch.zeros((), requires_grad=True))
+    return torch.autograd.grad(loss, y, allow_unused=True, materialize_grads=True)[0][0]
+
+
 def compare(op: Callable, call: Call) -> int:
     """Compare one call; returns how many results were compared. Raises AssertionError where one is wrong."""
     differentiable = has_gradient(op, call)
     x, got = run(op, call, call.packed, differentiable)
-    dense = [run(op, call, lambda a, i=i: call.of_sample(a, i), differentiable) for i in range(call.batch)]
-    compared, packed_loss, dense_losses = 0, [], [[] for _ in range(call.batch)]
-    for k, part in enumerate(got):
-        samples = by_sample(part, call.batch)
-        if samples is None:
-            continue
-        compared += 1
-        for i, (_, results) in enumerate(dense):
-            expected = results[k].select(samples[1], 0)
-            torch.testing.assert_close(samples[0][i], expected, equal_nan=True, rtol=1e-7, atol=1e-8)
-            if expected.requires_grad and expected.isfinite().all():
-                packed_loss.append(weighted(samples[0][i]))
-                dense_losses[i].append(weighted(expected))
-    if packed_loss:
-        sum(packed_loss).backward()
-        for i, (y, results) in enumerate(dense):
-            if not all(r.isfinite().all() for r in results):
-                continue
-            loss = sum(dense_losses[i], torch.zeros((), requires_grad=True))
-            (gradient,) = torch.autograd.grad(loss, y, allow_unused=True, materialize_grads=True)
-            torch.testing.assert_close(x.grad.to_list()[i], gradient[0], equal_nan=True, rtol=1e-6, atol=1e-7)
-    return compared
+    got = got[: call.compared]
+    shown = {k: found for k, part in enumerate(got) if (found := by_sample(part, call.batch)) is not None}
+    losses, wanted = [], []
+    for i in range(call.batch):
+        leaf, results = run_dense(op, call, i, differentiable)
+        try:
+            chosen = values_match(shown, results, i, call.dtype)
+        except AssertionError:
+            if call.dtype not in TOLERANCE:
+                raise
+            leaf, results = run_dense(op, call, i, differentiable, double=True)
+            chosen = values_match(shown, results, i, call.dtype)
+        losses += [weighted(shown[k][0][i]) for k in chosen]
+        wanted.append((leaf, results, chosen))
+    if losses:
+        sum(losses).backward()
+        for i, (leaf, results, chosen) in enumerate(wanted):
+            if all(r.isfinite().all() for r in results):
+                gradients_match(op, call, i, x.grad.to_list()[i], leaf, chosen, shown)
+    return len(shown)
 
 
-def usable_samples(info: Any) -> list[Any]:
+def values_match(shown: dict[int, Any], results: list[Tensor], i: int, dtype: torch.dtype) -> dict[int, Any]:
+    """Compare the results of sample ``i``; returns those that are finite and have a gradient."""
+    chosen = {}
+    for k, (samples, place) in shown.items():
+        expected = results[k].select(place, 0)
+        if expected.dtype != samples[i].dtype and dtype in TOLERANCE and expected.dtype == torch.float64:
+            close(samples[i], expected.to(samples[i].dtype), dtype)
+        else:
+            close(samples[i], expected, dtype)
+        if expected.requires_grad and expected.isfinite().all():
+            chosen[k] = expected
+    return chosen
+
+
+def gradients_match(
+    op: Callable, call: Call, i: int, got: Tensor, leaf: Tensor, chosen: dict[int, Tensor], shown: Any
+) -> None:
+    """Compare the gradient of sample ``i``."""
+    try:
+        close(got, gradient_of(leaf, list(chosen.values())).to(got.dtype), call.dtype, 10)
+    except AssertionError:
+        if call.dtype not in TOLERANCE or leaf.dtype == torch.float64:
+            raise
+        leaf, results = run_dense(op, call, i, True, double=True)
+        selected = [results[k].select(shown[k][1], 0) for k in chosen]
+        close(got, gradient_of(leaf, selected).to(got.dtype), call.dtype, 10)
+
+
+def dtypes_of(info: Any) -> list[torch.dtype]:
+    """The dtypes to try; the first is the one that the ledger speaks of."""
+    return [dtype for dtype in DTYPES if dtype in info.dtypes] or [next(iter(info.dtypes))]
+
+
+def usable_samples(info: Any, dtype: torch.dtype) -> list[Any]:
     """The sample inputs that can be taken for a batch; long vectors are folded for pointwise operators."""
     found = []
-    for sample in info.sample_inputs("cpu", torch.float64 if torch.float64 in info.dtypes else torch.int64):
+    for sample in info.sample_inputs("cpu", dtype):
         first = leading(sample.input)
         if not isinstance(first, Tensor) or not first.numel():
             continue
@@ -316,21 +406,35 @@ def usable_samples(info: Any) -> list[Any]:
     return found
 
 
-def sweep(info: Any, thorough: bool) -> Tally:
-    """All calls of one operator."""
-    tally = Tally()
+def calls(info: Any, dtype: torch.dtype, thorough: bool) -> Iterator[Call]:
+    """The calls of one operator in one dtype; without ``thorough`` a sample of them."""
     kind = dispatch.ROWS[row_of(info)].kind
-    usable = usable_samples(info)
-    for sample in usable if thorough else usable[:: max(len(usable) // 16, 1)]:
-        for case in cases(leading(sample.input).shape, thorough):
-            call = Call(sample, case, kind in BROADCASTING)
-            label = f"{tuple(call.shape)} {sample.args} {sample.kwargs} {case}"[:300]
-            try:
-                tally.right += compare(info.op, call) > 0
-            except REFUSALS as error:
-                tally.refused.append(f"{label}: {type(error).__name__} {error}"[:500])
-            except AssertionError as error:
-                tally.wrong.append(f"{label}: {error}"[:700])
+    broadcasts = kind in BROADCASTING or info.variant_test_name == "binary"
+    usable = usable_samples(info, dtype)
+    first = dtype == dtypes_of(info)[0]
+    few = usable if thorough else usable[:: max(len(usable) // (16 if first else 3), 1)]
+    for number, sample in enumerate(few):
+        found = list(cases(leading(sample.input).shape, thorough))
+        if not thorough and not first:
+            found = found[number % max(len(found), 1) :][:1]
+        if info.name in STABLE:
+            sample.kwargs["stable"] = True
+        for case in found:
+            yield Call(sample, case, broadcasts, 1 if info.name in OPEN else None)
+
+
+def sweep(info: Any, dtype: torch.dtype, thorough: bool) -> Tally:
+    """All calls of one operator in one dtype."""
+    tally = Tally()
+    for call in calls(info, dtype, thorough):
+        sample = call.sample
+        label = f"{dtype} {tuple(call.shape)} {sample.args} {sample.kwargs} {call.case}"[:300]
+        try:
+            tally.right += compare(info.op, call) > 0
+        except REFUSALS as error:
+            tally.refused.append(f"{label}: {type(error).__name__} {error}"[:500])
+        except AssertionError as error:
+            tally.wrong.append(f"{label}: {error}"[:700])
     return tally
 
 
@@ -357,12 +461,20 @@ OPERATORS = operators()
 
 
 def judge(name: str, thorough: bool) -> None:
-    tally = sweep(OPERATORS[name], thorough)
-    assert not tally.wrong, f"{len(tally.wrong)} wrong calls, e.g.\n" + "\n".join(tally.wrong[:3])
-    if name in UNCOMPARED:
-        assert not tally.right, f"{name} is in the ledger ({UNCOMPARED[name]}), but compares: strike it"
-    else:
-        assert tally.right, "no call could be compared, e.g.\n" + "\n".join(tally.refused[:2])
+    """No call is wrong in any dtype, and the ledger is right about the first one."""
+    info = OPERATORS[name]
+    first, *others = dtypes_of(info)
+    if not thorough and others:  # one of them
+        others = [others[sorted(OPERATORS).index(name) % len(others)]]
+    for number, dtype in enumerate([first, *others]):
+        tally = sweep(info, dtype, thorough)
+        assert not tally.wrong, f"{len(tally.wrong)} wrong calls, e.g.\n" + "\n".join(tally.wrong[:3])
+        if name in UNCOMPARED:
+            reason = f"{name} is in the ledger ({UNCOMPARED[name]}), but compares: strike it"
+            assert not tally.right, reason
+        elif number == 0 or thorough:
+            refused = "no call could be compared, e.g.\n" + "\n".join(tally.refused[:2])
+            assert tally.right or (name, dtype) in UNTYPED, f"{dtype}: {refused}"
 
 
 @pytest.mark.filterwarnings("ignore")
