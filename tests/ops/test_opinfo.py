@@ -61,6 +61,8 @@ RANDOM = {
 APART = {
     "squeeze": "the reference squeezes its batch of one",
     "unbind": "the batch unbound is samples, not a batch",
+    "argwhere": "what it finds in the whole batch may be as many as samples",
+    "nonzero": "what it finds in the whole batch may be as many as samples",
     "diff": "what is prepended is cut where its size happens to be the input's",
     "embedding": "the table is the input's place here, and would be packed",
     "unique": "its inverse points into the distinct entries of the whole batch",
@@ -77,8 +79,9 @@ APART = {
 }
 #: Operators that leave the order of equal values open, unless they are told not to.
 STABLE = ("sort", "argsort")
-#: Operators whose second result, positions, is open where values are equal.
-OPEN = ("topk",)
+#: Operators whose second result, positions, is open where values are equal, as they are in all but double
+#: precision; and with it where a gradient goes.
+OPEN = ("topk", "kthvalue")
 _WHOLE = "its result belongs to the whole batch and is not compared by sample"
 _SIZES = "its calls name plain sizes, which never mean a ragged dim"
 _OTHER = "its operands are of other shapes than the input, and stay dense"
@@ -90,11 +93,9 @@ _MATRICES = (
 _SHORT = "its calls name positions that shorter samples lack"
 #: The ledger: operators of which no call can be compared, with the reason.
 UNCOMPARED: dict[str, str] = {
-    **dict.fromkeys(
-        ("allclose", "equal", "argwhere", "nonzero", "dist", "norm.fro", "norm.nuc", "ravel"), _WHOLE
-    ),
     "bincount": _WHOLE,
     **dict.fromkeys(("cov", "corrcoef"), "on a dense batch of one they take the batch for no matrix"),
+    **dict.fromkeys(("allclose", "equal", "dist", "norm.fro", "norm.nuc", "ravel"), _WHOLE),
     **dict.fromkeys(("max.reduction_no_dim", "min.reduction_no_dim", "masked_select"), _WHOLE),
     **dict.fromkeys((f"{n}.unbiased" for n in ("std", "var", "std_mean", "var_mean")), _WHOLE),
     **dict.fromkeys(
@@ -351,7 +352,9 @@ def compare(op: Callable, call: Call) -> int:
     if losses:
         sum(losses).backward()
         for i, (leaf, results, chosen) in enumerate(wanted):
-            if all(r.isfinite().all() for r in results):
+            if all(r.isfinite().all() for r in results) and (
+                call.compared is None or call.dtype == torch.float64
+            ):
                 gradients_match(op, call, i, x.grad.to_list()[i], leaf, chosen, shown)
     return len(shown)
 
