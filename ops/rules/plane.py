@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from .. import dispatch
-from ..align import Layout, packed_payload
+from ..align import Layout
 from ..axis import Axis, Grid, map_cells
-from ..cells import segments_along, static_dim
+from ..cells import segments_along, source_payload, static_dim
 from ..layout import cells_at, positions_of, replaced, shorter_axis
 from ..tensor import PackedTensor, like
 from .shape import on_tensor
@@ -88,9 +88,9 @@ def diagonal_scatter(
     index, layout = _diagonal(x, offset, dim1, dim2, "diagonal_scatter")
     if layout is None:
         shown = diagonal(x, offset, dim1, dim2)
-        source = packed_payload("diagonal_scatter", src, Layout(shown.grid, shown.order))
+        source = source_payload("diagonal_scatter", src, Layout(shown.grid, shown.order))
         return like(x, x.values.diagonal_scatter(source, offset, *index))
-    source = packed_payload("diagonal_scatter", src, layout)
+    source = source_payload("diagonal_scatter", src, layout)
     source = source.expand(layout.grid.cells, *x.values.shape[1:])
     return like(x, x.values.index_copy(0, index.long(), source))
 
@@ -151,6 +151,6 @@ for _rule, _names in {
     diagonal: "diagonal",
     diagonal_scatter: "diagonal_scatter",
     diag_embed: "diag_embed",
-    unfold: "unfold",
 }.items():
     dispatch.register("plane", on_tensor(_rule), _names)
+dispatch.register_function("plane", on_tensor(unfold), "unfold", Tensor.unfold)  # F.unfold is another one

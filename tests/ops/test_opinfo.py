@@ -3,9 +3,10 @@
 ``op_db`` holds, for each operator, calls that PyTorch tests it with. Each call's input is taken for a padded
 batch: dim 0 is the batch, a choice of the other dims is cut to lengths of each sample's own, and further
 operands of the same sizes are cut alike. The operator on the packed tensor has to give, for each sample,
-what the same call gives on that sample alone, values and gradients; or it refuses. Every dtype that an operator
-takes is tried. Single and half precision may differ from the same dtype's result where they are as close to
-the result in double precision: packed sums accumulate in another order and, in half precision, in single.
+what the same call gives on that sample alone, values and gradients; or it refuses. Every dtype that an
+operator takes is tried. Single and half precision may differ from the same dtype's result where they are as
+close to the result in double precision: packed sums accumulate in another order and, in half precision, in
+single.
 
 ``UNCOMPARED`` is the ledger of operators of which no call can be compared, with the reason. An entry of which
 a call compares fails the suite, and so does an operator without an entry of which none does.
@@ -21,6 +22,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing._internal.common_methods_invocations import op_db
@@ -42,23 +44,13 @@ EXACT = (1e-7, 1e-8)
 #: Kinds whose operands broadcast; an operand of fewer dims is something else for the others.
 BROADCASTING = ("pointwise", "loss")
 #: Operators whose results are random or uninitialised; tests of their own look at structure and statistics.
-RANDOM = {
-    *("rand_like", "randn_like", "randint_like", "empty_like", "new_empty", "bernoulli", "multinomial"),
-    *(
-        "normal",
-        "uniform",
-        "rrelu",
-        "dropout",
-        "dropout1d",
-        "dropout2d",
-        "dropout3d",
-        "alpha_dropout",
-        "feature_alpha_dropout",
-        "native_dropout",
-    ),
-}
+RANDOM = set(
+    """rand_like randn_like randint_like empty_like new_empty new_empty_strided bernoulli multinomial normal
+    uniform rrelu dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout""".split()
+)
 #: Operators whose sample inputs mean something else once they are cut; each has tests of its own.
 APART = {
+    "squeeze_copy": "the reference squeezes its batch of one",
     "squeeze": "the reference squeezes its batch of one",
     "unbind": "the batch unbound is samples, not a batch",
     "argwhere": "what it finds in the whole batch may be as many as samples",
@@ -79,63 +71,39 @@ APART = {
 }
 #: Operators that leave the order of equal values open, unless they are told not to.
 STABLE = ("sort", "argsort")
+#: Operators that give integers, against their own rule, for integers of a sample without positions.
+FLOATING = ("trapezoid", "trapz", "cumulative_trapezoid")
 #: Operators whose second result, positions, is open where values are equal, as they are in all but double
 #: precision; and with it where a gradient goes.
 OPEN = ("topk", "kthvalue")
-_WHOLE = "its result belongs to the whole batch and is not compared by sample"
-_SIZES = "its calls name plain sizes, which never mean a ragged dim"
-_OTHER = "its operands are of other shapes than the input, and stay dense"
-_SMALL = "its sample inputs have no second dim to cut, or not more than one sample"
-_CONSUMED = "its inputs have no dim to cut but those that the operator works on, which are static"
-_MATRICES = (
-    "its vectors and matrices have no batch dim, and the first dim, taken for one, is paired or summed"
-)
-_SHORT = "its calls name positions that shorter samples lack"
-#: The ledger: operators of which no call can be compared, with the reason.
-UNCOMPARED: dict[str, str] = {
-    "bincount": _WHOLE,
-    **dict.fromkeys(("cov", "corrcoef"), "on a dense batch of one they take the batch for no matrix"),
-    **dict.fromkeys(("allclose", "equal", "dist", "norm.fro", "norm.nuc", "ravel"), _WHOLE),
-    **dict.fromkeys(("max.reduction_no_dim", "min.reduction_no_dim", "masked_select"), _WHOLE),
-    **dict.fromkeys((f"{n}.unbiased" for n in ("std", "var", "std_mean", "var_mean")), _WHOLE),
-    **dict.fromkeys(
-        ("reshape", "view", "reshape_as", "view_as", "new_full", "new_ones", "new_zeros"), _SIZES
-    ),
-    **dict.fromkeys(
-        (
-            f"nn.functional.{n}"
-            for n in (
-                *("cross_entropy", "nll_loss", "ctc_loss", "scaled_dot_product_attention"),
-                "embedding_bag",
-            )
-        ),
-        _OTHER,
-    ),
-    **dict.fromkeys(
-        (
-            f"nn.functional.{n}"
-            for n in (
-                *("multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss"),
-                *("cosine_embedding_loss", "triplet_margin_loss", "linear_cross_entropy"),
-                *("linear_cross_entropy.chunked", "linear_cross_entropy.chunked_none"),
-            )
-        ),
-        _CONSUMED,
-    ),
-    "native_layer_norm": _CONSUMED,
-    **dict.fromkeys(("searchsorted", "isin", "broadcast_tensors", "expand_as"), _OTHER),
-    **dict.fromkeys((f"nn.functional.{n}" for n in ("layer_norm", "rms_norm", "soft_margin_loss")), _SMALL),
-    **dict.fromkeys((f"nn.functional.{n}" for n in ("l1_loss", "mse_loss", "smooth_l1_loss")), _SMALL),
-    **dict.fromkeys(
-        ("i0", "special.i0e", "special.i1", "special.i1e", "column_stack", "permute", "vsplit"), _SMALL
-    ),
-    **dict.fromkeys(("index_add", "index_copy", "index_put", "select_scatter"), _SHORT),
-    **dict.fromkeys((f"linalg.{n}" for n in ("householder_product", "ldl_solve", "lu_solve")), _OTHER),
-    **dict.fromkeys(("lu_solve", "lu_unpack"), _OTHER),
-    **dict.fromkeys(("dot", "vdot", "inner", "outer", "kron", "tensordot", "linalg.multi_dot"), _MATRICES),
-    "sparse.mm.reduce": "its operand is sparse",
-    "diagonal": "two ragged dims of one axis are needed, and here each dim is an axis of its own",
+#: The ledger: operators of which no call can be compared, by the reason.
+LEDGER: dict[str, str] = {
+    "its result belongs to the whole batch and is not compared by sample": """
+        allclose bincount dist equal masked_select max.reduction_no_dim min.reduction_no_dim norm.fro
+        norm.nuc ravel std.unbiased std_mean.unbiased var.unbiased var_mean.unbiased
+    """,
+    "on a dense batch of one they take the batch for no matrix": "corrcoef cov",
+    "its calls name plain sizes, which never mean a ragged dim": """
+        broadcast_to new_full new_ones new_zeros reshape reshape_as view view_as view_copy
+    """,
+    "its operands are of other shapes than the input, and stay dense": """
+        addbmm addmm addmm.decomposed addr broadcast_tensors diagonal_scatter expand_as isin kron
+        linalg.householder_product linalg.ldl_solve linalg.lu_solve linalg.multi_dot lu_solve lu_unpack
+        nn.functional.cross_entropy nn.functional.embedding_bag
+        nn.functional.scaled_dot_product_attention searchsorted tensordot
+    """,
+    "its sample inputs have no second dim to cut, or not more than one sample": """
+        addmv alias_copy column_stack dot i0 inner nn.functional.l1_loss nn.functional.layer_norm
+        nn.functional.mse_loss nn.functional.rms_norm nn.functional.smooth_l1_loss
+        nn.functional.soft_margin_loss outer permute permute_copy special.i0e special.i1 special.i1e t
+        t_copy vdot view_as_complex vsplit
+    """,
+    "its calls name positions that shorter samples lack": "index_add index_copy index_put select_scatter",
+    "its call is a dense tensor's own method, which takes no other": "cdouble cfloat",
+    "dim 0, which it turns, is the batch here": "flipud",
+    "its positions are dense, and mean entries of one sample": "take",
 }
+UNCOMPARED = {name: reason for reason, names in LEDGER.items() for name in names.split()}
 #: Operators of which no call can be compared in one dtype, while others compare, with the reason.
 UNTYPED: dict[tuple[str, torch.dtype], str] = {}
 
@@ -211,6 +179,8 @@ class Call:
         if not isinstance(x, Tensor) or not x.dim():
             return x
         lead = len(self.shape) - x.dim()
+        if lead < 0:
+            raise NotImplementedError("which dim of an operand of more dims is the batch is not known here")
         if lead and not self.broadcasts:
             return x
         for d, size in enumerate(self.shape):
@@ -389,7 +359,8 @@ def gradients_match(
 
 def dtypes_of(info: Any) -> list[torch.dtype]:
     """The dtypes to try; the first is the one that the ledger speaks of."""
-    return [dtype for dtype in DTYPES if dtype in info.dtypes] or [next(iter(info.dtypes))]
+    tried = [d for d in DTYPES if d.is_floating_point] if info.name in FLOATING else DTYPES
+    return [dtype for dtype in tried if dtype in info.dtypes] or [next(iter(info.dtypes))]
 
 
 def usable_samples(info: Any, dtype: torch.dtype) -> list[Any]:
@@ -454,7 +425,8 @@ def operators() -> dict[str, Any]:
         if (
             name in dispatch.ROWS
             and name not in {*RANDOM, *APART}
-            and not info.name.startswith(("masked.", "_refs"))
+            and not info.name.startswith(("masked.", "sparse.", "_refs"))
+            and (not info.name.startswith("nn.functional.") or getattr(F, name) in dispatch.TABLE)
         ):
             found[f"{info.name}.{info.variant_test_name}".rstrip(".")] = info
     return found
