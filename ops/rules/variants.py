@@ -37,11 +37,11 @@ def in_place(handler: dispatch.Handler, function: Any, writes: bool) -> dispatch
     return inplace
 
 
-def copied(handler: dispatch.Handler) -> dispatch.Handler:
-    """``handler``, its results copied."""
+def copied(handler: dispatch.Handler, function: Any = None) -> dispatch.Handler:
+    """``handler`` of ``function``, its results copied."""
 
     def copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return _copies(handler(func, args, kwargs))
+        return _copies(handler(function, args, kwargs))
 
     return copy
 
@@ -67,4 +67,5 @@ for _name, _rule in {"alias": _itself, "detach": PackedTensor.detach, "slice": s
 for _row in list(dispatch.ROWS.values()):
     _name = f"{_row.name}_copy"
     if _name not in dispatch.ROWS and list(dispatch.spellings(_name)):
-        dispatch.register(_row.kind, copied(_row.handler), _name, _row.mode, _row.compiles)
+        _handler = copied(_row.handler, next(dispatch.spellings(_row.name)))
+        dispatch.register(_row.kind, _handler, _name, _row.mode, _row.compiles)
