@@ -168,6 +168,7 @@ dispatch.register("feature", lookup(1), "searchsorted")
 dispatch.register("query", _same, "equal allclose", compiles=False)  # a truth value read from data
 dispatch.register("query", _is_same_size, "is_same_size", compiles=False)  # the same, from lengths
 dispatch.register("query", _method, "clone detach contiguous")
-dispatch.register("query", _query, "is_floating_point is_complex is_conj is_neg")
+dispatch.register("query", _query, "is_floating_point is_complex")
+dispatch.register("query", _query, "is_conj is_neg", compiles=False)  # of views, which a graph has not
 dispatch.register("query", _is_signed, "is_signed")
 dispatch.register("query", _numel, "numel nelement")

@@ -293,7 +293,8 @@ def take(x: Any, index: Any) -> PackedTensor:
     )
     positions = torch.where(index.values < 0, index.values + count, index.values)
     structure.check_inside(positions, counts, samples, "take")
-    return like(index, entries.values.take(first + positions))
+    found = entries.values.flatten().index_select(0, (first + positions).flatten())
+    return like(index, found.view_as(positions))
 
 
 def scatter(name: str, inplace: bool) -> dispatch.Handler:

@@ -57,6 +57,7 @@ APART = {
     "nonzero": "what it finds in the whole batch may be as many as samples",
     "diff": "what is prepended is cut where its size happens to be the input's",
     "embedding": "the table is the input's place here, and would be packed",
+    "lu_unpack": "PyTorch 2.11 ends the process over the gradient of an empty matrix",
     "unique": "its inverse points into the distinct entries of the whole batch",
     "unique_consecutive": "its inverse points into the distinct entries of the whole batch",
     "histogram": "it counts over the whole batch, into as many bins as there are samples, by chance",
@@ -88,7 +89,7 @@ LEDGER: dict[str, str] = {
     """,
     "its operands are of other shapes than the input, and stay dense": """
         addbmm addmm addmm.decomposed addr broadcast_tensors diagonal_scatter expand_as isin kron
-        linalg.householder_product linalg.ldl_solve linalg.lu_solve linalg.multi_dot lu_solve lu_unpack
+        linalg.householder_product linalg.ldl_solve linalg.lu_solve linalg.multi_dot lu_solve
         nn.functional.cross_entropy nn.functional.embedding_bag
         nn.functional.scaled_dot_product_attention searchsorted tensordot
     """,
