@@ -46,7 +46,8 @@ BROADCASTING = ("pointwise", "loss")
 #: Operators whose results are random or uninitialised; tests of their own look at structure and statistics.
 RANDOM = set(
     """rand_like randn_like randint_like empty_like new_empty new_empty_strided bernoulli multinomial normal
-    uniform rrelu dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout""".split()
+    uniform rrelu native_dropout dropout
+    dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout""".split()
 )
 #: Operators whose sample inputs mean something else once they are cut; each has tests of its own.
 APART = {
@@ -88,16 +89,25 @@ LEDGER: dict[str, str] = {
         broadcast_to new_full new_ones new_zeros reshape reshape_as view view_as view_copy
     """,
     "its operands are of other shapes than the input, and stay dense": """
-        addbmm addmm addmm.decomposed addr broadcast_tensors diagonal_scatter expand_as isin kron
-        linalg.householder_product linalg.ldl_solve linalg.lu_solve linalg.multi_dot lu_solve
+        broadcast_tensors diagonal_scatter expand_as isin nn.functional.nll_loss nn.functional.ctc_loss
+        linalg.householder_product linalg.ldl_solve linalg.lu_solve lu_solve
         nn.functional.cross_entropy nn.functional.embedding_bag
-        nn.functional.scaled_dot_product_attention searchsorted tensordot
+        nn.functional.scaled_dot_product_attention searchsorted
     """,
     "its sample inputs have no second dim to cut, or not more than one sample": """
-        addmv alias_copy column_stack dot i0 inner nn.functional.l1_loss nn.functional.layer_norm
+        alias_copy column_stack i0 nn.functional.l1_loss nn.functional.layer_norm
         nn.functional.mse_loss nn.functional.rms_norm nn.functional.smooth_l1_loss
-        nn.functional.soft_margin_loss outer permute permute_copy special.i0e special.i1 special.i1e t
-        t_copy vdot view_as_complex vsplit
+        nn.functional.soft_margin_loss permute permute_copy special.i0e special.i1 special.i1e t
+        t_copy view_as_complex vsplit
+    """,
+    "its inputs have no dim to cut but those that the operator works on, which are static": """
+        native_layer_norm nn.functional.multi_margin_loss nn.functional.multilabel_margin_loss
+        nn.functional.multilabel_soft_margin_loss nn.functional.cosine_embedding_loss
+        nn.functional.triplet_margin_loss nn.functional.linear_cross_entropy
+        nn.functional.linear_cross_entropy.chunked nn.functional.linear_cross_entropy.chunked_none
+    """,
+    "its vectors and matrices have no batch dim, and the first dim, taken for one, is paired or summed": """
+        dot vdot inner outer kron tensordot linalg.multi_dot
     """,
     "its calls name positions that shorter samples lack": "index_add index_copy index_put select_scatter",
     "its call is a dense tensor's own method, which takes no other": "cdouble cfloat",
