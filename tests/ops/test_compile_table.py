@@ -28,7 +28,8 @@ BATCHES = ([3, 5, 2], [4, 4], [6, 2, 3, 7])
 #: Rows whose results are random or uninitialised: structures are compared, values are not.
 RANDOM = set(
     """dropout alpha_dropout bernoulli rand_like randn_like randint_like empty_like new_empty
-    new_empty_strided multinomial normal poisson binomial gumbel_softmax dropout1d dropout2d dropout3d feature_dropout
+    new_empty_strided
+    multinomial normal poisson binomial gumbel_softmax dropout1d dropout2d dropout3d feature_dropout
     feature_alpha_dropout feature_dropout_ feature_alpha_dropout_
     rrelu bernoulli_ dropout_ alpha_dropout_ normal_ uniform_ exponential_ random_
     cauchy_ geometric_ log_normal_ rrelu_ native_dropout""".split()
