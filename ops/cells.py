@@ -10,7 +10,7 @@ from torch import Tensor
 from .align import Layout, as_positions, dense_payload, over_cells, packed_payload
 from .axis import Axis, Extent, Grid, map_cells
 from .kernels import structure
-from .layout import cells_at, lengths_of
+from .layout import cells_at, computed_axis, lengths_of
 from .segments import Segments
 from .tensor import ROWS, PackedTensor, is_packed
 
@@ -46,6 +46,7 @@ def unstack(x: PackedTensor, dim: int, values: Tensor) -> Any:
 
 
 def unstacked_order(x: PackedTensor, dim: int) -> tuple[int, ...]:
+    """The order of :func:`unstack`'s result."""
     c, k = x.order[dim], len(x.grid.axes)
     return tuple(k if e == c else e - (c < e <= k) for e in x.order)
 
@@ -156,10 +157,9 @@ def _sliced_axis(axis: Axis, start: int, stop: int | None, step: int) -> Axis:
             axis = axis.derive(-start, cap=stop)
     elif stop is None or stop < 0:
         axis = axis.derive(stop or 0, cap=-start)
-    else:
-        raise NotImplementedError(
-            f"the slice {start}:{stop} of a ragged axis: slice twice, e.g. x[:, {start}:]"
-        )
+    else:  # positions from the end up to one from the start: no step of normal form
+        lengths = axis.lengths.clamp_max(stop) - (axis.lengths + start).clamp_min(0)
+        axis = computed_axis(axis, f"slice {start}:{stop}", lengths.clamp_min(0))
     return axis.derive(step - 1, step)
 
 

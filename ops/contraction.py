@@ -70,7 +70,9 @@ def einsum(operands: Sequence[Any], inputs: Sequence[str], result: str, what: st
     sized = {c for part in parts for c in part.letters if not _is_one(part, c)}
     parts = [_without_ones(part, roles, sized) for part in parts]
     _check_result(roles, result, what)
-    samples = next(x.batch_size for x in operands if is_packed(x))
+    samples = next((x.batch_size for x in operands if is_packed(x)), None)
+    if samples is None:
+        raise TypeError(f"{what}: one of the operands that are multiplied must be packed")
     parts = [_per_sample(part, roles, samples, what) for part in parts]
     while len(parts) > 1:
         i, j = _cheapest(parts, roles, result)

@@ -170,13 +170,23 @@ INPLACE_OPERATORS = {
 }
 
 
+#: What to write instead of functions that know no batch.
+INSTEAD = {
+    "trace": "sum the diagonal: x.diagonal(dim1=1, dim2=2).sum(-1)",
+    "diag": "x.diagonal(dim1=-2, dim2=-1) reads a diagonal, x.diag_embed() makes a matrix of one",
+    "diagflat": "x.diag_embed() makes a matrix of each sample's diagonal",
+    "put": "x.scatter(dim, index, source) writes at positions of every sample",
+}
+
+
 def call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
     """What ``__torch_function__`` does: look the function up and hand it to its kind."""
     handler = TABLE.get(function) or PYTHON.get(name_of(function))
     if handler is None:
+        name = name_of(function)
+        general = "apply it to each of x.to_list(), or to x.values if it works on each position by itself"
         raise NotImplementedError(
-            f"packed tensors do not support '{name_of(function)}' yet; apply it to each of x.to_list(), "
-            "or to x.values if it works on each position by itself"
+            f"packed tensors do not support '{name}' yet; {INSTEAD.get(name.rstrip('_'), general)}"
         )
     return handler(function, args, kwargs or {})
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .axis import Axis, Grid, Partition, map_cells
+from .axis import Axis, Grid, Partition, Token, map_cells, same_axis
 from .kernels import structure
 
 
@@ -76,6 +76,28 @@ def positions_of(grid: Grid, k: int) -> Tensor:
 def lengths_of(axis: Axis) -> Tensor:
     """The length of every sample on the device, int32 [B]."""
     return structure.counts(axis.offsets, axis.batch_size)
+
+
+def computed_axis(axis: Axis, kind: str, lengths: Tensor, others: Sequence[Axis] = ()) -> Axis:
+    """The axis of ``lengths`` [B] on the host, a function of those of ``axis`` and ``others``.
+
+    ``kind`` names the function: axes of one kind and of the same axes are one axis.
+    """
+    parents = tuple((part.token, part.steps) for part in (axis, *others))
+
+    def build() -> Axis:
+        host, offsets, total = structure.derive(lengths, axis.offsets, structure.NO_CAP, 0, 1)
+        sizes = (total, structure.longest(host))
+        return Axis(host, offsets, name=axis.name, sizes=sizes, token=Token(kind, parents))
+
+    return axis.cached((kind, parents[1:]), build)
+
+
+def shorter_axis(a: Axis, b: Axis) -> Axis:
+    """The axis of each sample's smaller length."""
+    if same_axis(a, b):
+        return a
+    return computed_axis(a, "shorter", torch.minimum(a.lengths, b.lengths), [b])
 
 
 def replaced(grid: Grid, k: int, axis: Axis) -> Grid:

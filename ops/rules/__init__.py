@@ -12,9 +12,11 @@ from . import (  # noqa: F401
     linalg,
     loss,
     norm,
+    plane,
     pointwise,
     recurrent,
     reduction,
     scan,
     shape,
+    variants,  # last: forms of the rows of all others
 )

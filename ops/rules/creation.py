@@ -58,6 +58,14 @@ def _axis_of(x: PackedTensor, size: Any) -> Axis | None:
     return None
 
 
+def new_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """``new_empty_strided``: dense; storage of a packed tensor has an order of its own."""
+    x, sizes, *rest = args
+    if any(_axis_of(x, size) is not None for size in sizes):
+        raise ValueError("new_empty_strided: a packed tensor takes no strides; use x.new_empty(x.shape)")
+    return func(x.values, sizes, *rest, **kwargs)
+
+
 def new_tensor(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """``new_tensor``: data of its own, dense."""
     return func(args[0].values, *args[1:], **kwargs)
@@ -125,6 +133,7 @@ def multinomial(
 
 
 dispatch.register("creation", new, "new_zeros new_ones new_full new_empty")
+dispatch.register("creation", new_strided, "new_empty_strided")
 dispatch.register("creation", new_tensor, "new_tensor")
 for _name in "dropout1d dropout2d dropout3d feature_dropout".split():
     dispatch.register("creation", on_tensor(feature_dropout(_name)), _name)

@@ -105,6 +105,13 @@ def _numel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     return args[0].numel()
 
 
+def view_as_complex(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PackedTensor:
+    """Pairs in the last dim, which is static, as complex numbers."""
+    x, _ = _operand(func, args, kwargs)
+    x = trailing(x, 1, func)
+    return PackedTensor(func(x.values), x.grid, x.order[:-1])
+
+
 def one_hot(x: PackedTensor, num_classes: int = -1) -> PackedTensor:
     """A new static last dim with 1 at each entry's number."""
     if num_classes < 1:
@@ -152,6 +159,8 @@ def _method(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 dispatch.register("feature", last_dim, "linear")
 dispatch.register("feature", along_dim(1, -1), "glu")
 dispatch.register("feature", prelu, "prelu")
+dispatch.register("feature", append_dim, "view_as_real")
+dispatch.register("feature", view_as_complex, "view_as_complex")
 dispatch.register_function("feature", append_dim, "embedding", F.embedding)
 dispatch.register_function("feature", on_tensor(one_hot), "one_hot", F.one_hot)
 dispatch.register("feature", lookup(0), "isin bucketize")
@@ -160,5 +169,6 @@ dispatch.register("query", _same, "equal allclose", compiles=False)  # a truth v
 dispatch.register("query", _is_same_size, "is_same_size", compiles=False)  # the same, from lengths
 dispatch.register("query", _method, "clone detach contiguous")
 dispatch.register("query", _query, "is_floating_point is_complex")
+dispatch.register("query", _query, "is_conj is_neg", compiles=False)  # of views, which a graph has not
 dispatch.register("query", _is_signed, "is_signed")
-dispatch.register("query", _numel, "numel")
+dispatch.register("query", _numel, "numel nelement")

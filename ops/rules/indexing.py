@@ -32,7 +32,7 @@ from ..cells import (
 from ..kernels import structure
 from ..reshaping import in_logical_order
 from ..tensor import ROWS, PackedTensor, is_packed, like, sample_rows
-from .shape import on_tensor, unsqueeze
+from .shape import on_operands, on_tensor, unsqueeze
 
 ALL = slice(None)
 
@@ -220,6 +220,27 @@ def masked_select(x: Any, mask: Any) -> PackedTensor:
     return _mask_rows(values, [chosen])
 
 
+def masked_scatter(x: Any, mask: Any, source: Any) -> PackedTensor:
+    """Entries under a mask replaced by those of ``source``, in order.
+
+    A dense source goes on from sample to sample, as over a padded batch; of a packed one each sample takes
+    its own entries, which have to be as many as its mask chooses.
+    """
+    payloads, layout = align("masked_scatter", [x, mask])
+    if layout.order != tuple(range(len(layout.order))):
+        raise ValueError(
+            "masked_scatter fills in the order of dims: permute to the batch, ragged dims, static dims"
+        )
+    shape = torch.broadcast_shapes(*(p.shape[1:] for p in payloads))
+    values, chosen = (p.expand(layout.grid.cells, *shape) for p in payloads)
+    if is_packed(source):
+        source, found = source.reshape(-1), _mask_rows(layout.wrap(values), [layout.wrap(chosen)])
+        what = "masked_scatter, entries that the mask chooses against the source's"
+        structure.check_same(found.grid.lengths, source.grid.lengths, what)
+        source = source.values
+    return layout.wrap(values.masked_scatter(chosen, source))
+
+
 def nonzero(x: PackedTensor, *, as_tuple: Any = False) -> Any:
     """Indices of entries that are not 0, in the padded shape: (found, dims), with samples in the first."""
     return x.to_padded().nonzero(as_tuple=as_tuple)
@@ -251,6 +272,29 @@ def take_along_dim(x: PackedTensor, indices: Any, dim: int | None = None) -> Any
         for t in (x.values, cells)
     )
     return laid_out(x, values.gather(place, cells), layout)
+
+
+def take(x: Any, index: Any) -> PackedTensor:
+    """Entries at packed positions: in each sample's entries in one dim, or in those of a dense table."""
+    if not is_packed(index):
+        raise ValueError(
+            "take of a packed tensor needs packed positions inside each sample; for the same positions of "
+            "every sample use x.index_select(dim, index)"
+        )
+    if not is_packed(x):
+        return like(index, torch.take(x, index.values))
+    if x.batch_size != index.batch_size:
+        raise ValueError(f"take: batches of {x.batch_size} and {index.batch_size} samples")
+    entries = x.reshape(-1)
+    part, samples = entries.grid.part, index.grid.sample_ids
+    counts = structure.counts(part.offsets, part.batch_size)
+    first, count = (
+        t.index_select(0, samples).view(-1, *[1] * (index.values.dim() - 1)) for t in (part.offsets, counts)
+    )
+    positions = torch.where(index.values < 0, index.values + count, index.values)
+    structure.check_inside(positions, counts, samples, "take")
+    found = entries.values.flatten().index_select(0, (first + positions).flatten())
+    return like(index, found.view_as(positions))
 
 
 def scatter(name: str, inplace: bool) -> dispatch.Handler:
@@ -310,12 +354,16 @@ def index_select(x: PackedTensor, dim: int, index: Any) -> Any:
 # ------------------------------------------------------------------ assignment
 
 
-def setitem(x: Any, key: Any, value: Any) -> None:
-    """``x[key] = value`` for every key that ``x[key]`` takes; ``value`` broadcasts to what it gives."""
+def setitem(x: Any, key: Any, value: Any, accumulate: bool = False) -> None:
+    """``x[key] = value`` for every key that ``x[key]`` takes; ``value`` broadcasts to what it gives.
+
+    With ``accumulate`` it is added, as often as a position is named.
+    """
     keys = key if isinstance(key, tuple) else (key,)
     if len(keys) == 1 and is_packed(keys[0]) and not is_packed(value):
         mask = keys[0][(..., *[None] * (len(x.order) - len(keys[0].order)))]
-        x.copy_(torch.where(mask, torch.as_tensor(value, dtype=x.dtype, device=x.device), x))
+        value = torch.as_tensor(value, dtype=x.dtype, device=x.device)
+        x.copy_(torch.where(mask, x + value if accumulate else value, x))
         return
     count = x.values.numel()
     numbers = like(x, torch.arange(count, device=x.device).view(x.values.shape))
@@ -328,22 +376,20 @@ def setitem(x: Any, key: Any, value: Any) -> None:
     else:
         where = chosen.values
         source = _payload_for(value, chosen, x).expand(where.shape)
-    _write(torch.Tensor.put_, x, True, where, source.to(x.dtype))
+    _write(torch.Tensor.put_, x, True, where, source.to(x.dtype), accumulate)
 
 
 def index_put(
     x: PackedTensor, indices: Any, values: Any, accumulate: bool = False, *, inplace: bool = False
 ) -> PackedTensor:
-    """A copy with ``x[indices] = values``."""
-    if accumulate:
-        raise NotImplementedError("index_put of a packed tensor does not accumulate; use scatter_add")
+    """A copy with ``x[indices] = values``, or added to where they accumulate."""
     out = x if inplace else x.clone()
-    setitem(out, tuple(indices), values)
+    setitem(out, tuple(indices), values, accumulate)
     return out
 
 
 def index_put_(x: PackedTensor, indices: Any, values: Any, accumulate: bool = False) -> PackedTensor:
-    """``x[indices] = values``."""
+    """:func:`index_put` into ``x`` itself."""
     return index_put(x, indices, values, accumulate, inplace=True)
 
 
@@ -431,6 +477,8 @@ for _rule, _names in {
     slice_scatter: "slice_scatter",
 }.items():
     dispatch.register("indexing", on_tensor(_rule), _names)
+dispatch.register("indexing", on_operands(take), "take")
+dispatch.register("indexing", on_operands(masked_scatter), "masked_scatter")
 for _family, _names in {
     scatter: "scatter scatter_add scatter_reduce",
     indexed: "index_add index_copy index_fill index_reduce",

@@ -1,4 +1,4 @@
-"""Joining and splitting along any dim, repeats, padding, and parts of a plane.
+"""Joining and splitting along any dim, repeats, and padding.
 
 Along the batch, samples follow each other; along a ragged dim, each sample's positions do, and lengths
 add up: parts of a fixed size shift them, so that ``cat([cls, x], 1)[:, 1:]`` is back on the axis of
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from .. import dispatch
 from ..align import align, as_positions, over_cells
-from ..axis import Grid, map_cells
 from ..cells import sample_range, static_dim
 from ..kernels import segment, structure
 from ..kernels.define import recorded
@@ -302,54 +301,6 @@ def _pad_axis(x: PackedTensor, dim: int, low: int, high: int, value: float) -> P
     return cat([*chosen[: low > 0], x, *chosen[low > 0 :]], dim)
 
 
-# ------------------------------------------------------------------ planes
-
-
-def triangle(name: str) -> Callable[..., PackedTensor]:
-    """``tril`` and ``triu`` of the last two dims, ragged or static."""
-    lower = name == "tril"
-
-    def rule(x: PackedTensor, diagonal: int = 0) -> PackedTensor:
-        row, column = _coordinate(x, -2, name), _coordinate(x, -1, name)
-        keep = column - row <= diagonal if lower else column - row >= diagonal
-        return like(x, torch.where(keep, x.values, 0).to(x.dtype))
-
-    return rule
-
-
-def _coordinate(x: PackedTensor, dim: int, what: str) -> Tensor:
-    """Positions along a dim, broadcasting with the payload."""
-    c, k = x.order[x.dim_index(dim)], len(x.grid.axes)
-    tail = [1] * (x.values.dim() - 1)
-    if 1 <= c <= k:
-        return positions_of(x.grid, c - 1).view(-1, *tail)
-    place = static_dim(x, dim, what)
-    tail[place - 1] = x.values.shape[place]
-    return torch.arange(x.values.shape[place], device=x.device).view(1, *tail)
-
-
-def diagonal(x: PackedTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> PackedTensor:
-    """The diagonal of two static dims, or of two dims of one ragged axis; it becomes the last dim."""
-    a, b = x.dim_index(dim1), x.dim_index(dim2)
-    k, (c, e) = len(x.grid.axes), (x.order[a], x.order[b])
-    if a == b:
-        raise ValueError(f"diagonal needs two different dims; got {dim1} and {dim2}")
-    others = [entry for d, entry in enumerate(x.order) if d not in (a, b)]
-    if c > k and e > k:
-        values = x.values.diagonal(offset, c - k, e - k)
-        shifted = [entry - (entry > c) - (entry > e) for entry in others]
-        return PackedTensor(values, x.grid, (*shifted, k + values.dim() - 1))
-    if not (1 <= c <= k and 1 <= e <= k and x.grid.axes[c - 1] is x.grid.axes[e - 1]):
-        raise ValueError("diagonal needs two static dims, or two dims of one ragged axis (pattern 'n n')")
-    rest = [j for j in range(k) if j not in (c - 1, e - 1)]
-    axes = [*(x.grid.axes[j] for j in rest), x.grid.axes[c - 1].derive(-abs(offset))]
-    starts, places = [0] * k, [rest.index(j) if j in rest else len(rest) for j in range(k)]
-    starts[c - 1], starts[e - 1] = max(-offset, 0), max(offset, 0)
-    index = map_cells(axes, x.grid.axes, places, starts, [1] * k)
-    moved = [rest.index(n - 1) + 1 if 1 <= n <= k else n - (n > k) for n in others]
-    return PackedTensor(x.values.index_select(0, index), Grid(axes), (*moved, len(axes)))
-
-
 for _rule, _names in {
     cat: "cat concat concatenate",
     stack: "stack",
@@ -361,9 +312,9 @@ for _rule, _names in {
 }.items():
     dispatch.register("join", on_operands(_rule), _names)
 for _rule, _names in {
-    splitter("split"): "split",
-    splitter("split_with_sizes"): "split_with_sizes",
-    splitter("chunk"): "chunk",
+    splitter("split"): "split unsafe_split",
+    splitter("split_with_sizes"): "split_with_sizes unsafe_split_with_sizes",
+    splitter("chunk"): "chunk unsafe_chunk",
     splitter("tensor_split"): "tensor_split",
     unbind: "unbind",
     _even_splitter("hsplit", 1): "hsplit",
@@ -377,8 +328,5 @@ for _rule, _names in {
     repeat_interleave: "repeat_interleave",
     pad: "pad",
     constant_pad: "constant_pad_nd",
-    triangle("tril"): "tril",
-    triangle("triu"): "triu",
-    diagonal: "diagonal",
 }.items():
     dispatch.register("join", on_tensor(_rule), _names)

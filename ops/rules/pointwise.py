@@ -27,7 +27,7 @@ NAMES = """
     relu6 remainder round rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus
     softshrink softsign sqrt square sub subtract tan tanh tanhshrink threshold true_divide trunc xlogy
     dropout bernoulli zeros_like ones_like full_like empty_like rand_like randn_like
-    randint_like bool byte char double float half bfloat16 int long short
+    randint_like bool byte cdouble cfloat char double float half bfloat16 int long short
     airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 chebyshev_polynomial_t
     chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w complex conj_physical entr erfcx
     expit fill gammainc gammaincc gammaln gcd hermite_polynomial_h hermite_polynomial_he i0e i1 i1e imag

@@ -57,7 +57,8 @@ def reduction(
                 return whole(x)
             if not isinstance(dim, int):
                 raise TypeError(f"{name} works along one dim; got {dim}")
-        return _reduce(name, x, _places(x, dim), keepdim, dense, ragged, extra)
+        out = _reduce(name, x, _places(x, dim), keepdim, dense, ragged, extra)
+        return out if dtype is None or out.dtype == dtype else out.to(dtype)
 
     return handler
 

@@ -121,6 +121,11 @@ def fliplr(x: PackedTensor) -> PackedTensor:
     return flip(x, 1)
 
 
+def flipud(x: PackedTensor) -> PackedTensor:
+    """Dim 0 in reverse, which then is no batch."""
+    return flip(x, 0)
+
+
 def _turned(grid: Grid, k: int) -> Tensor:
     def build() -> Tensor:
         last = lengths_of(grid.axes[k]).index_select(0, grid.sample_ids) - 1
@@ -174,6 +179,21 @@ def diff(x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = N
     return x
 
 
+def trapezoid(total: str) -> Callable[..., Any]:
+    """``trapezoid`` and its running form: areas between neighbours along one dim, added by ``total``."""
+
+    def rule(y: Any, x: Any = None, *, dx: float = 1, dim: int = -1) -> Any:
+        before = (slice(None),) * y.dim_index(dim)
+        areas = (y[(*before, slice(1, None))] + y[(*before, slice(None, -1))]) / 2
+        if x is None:
+            return getattr(areas * dx, total)(dim)
+        if x.dim() == 1:
+            x = x.view(-1, *[1] * (len(y.order) - 1 - len(before)))
+        return getattr(areas * torch.diff(x, dim=len(before) - len(y.order)), total)(dim)
+
+    return rule
+
+
 # ------------------------------------------------------------------ softmax
 
 
@@ -225,9 +245,12 @@ for _rule, _names in {
     topk: "topk",
     flip: "flip",
     fliplr: "fliplr",
+    flipud: "flipud",
     roll: "roll",
     rot90: "rot90",
     diff: "diff",
+    trapezoid("sum"): "trapezoid trapz",
+    trapezoid("cumsum"): "cumulative_trapezoid",
     softmax("softmax", logarithm=False): "softmax",
     softmax("log_softmax", logarithm=True): "log_softmax",
     softmax("softmin", logarithm=False, sign=-1): "softmin",

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .. import dispatch
-from ..axis import Grid
+from ..axis import Extent, Grid
 from ..kernels import structure
 from ..reshaping import Plan, in_logical_order, is_rest, merged_axis, product
 from ..tensor import ROWS, PackedTensor
@@ -108,6 +108,18 @@ def drop_static(x: PackedTensor, places: set[int]) -> PackedTensor:
     return PackedTensor(values, x.grid, tuple(c - sum(g < c for g in gone) for c in kept))
 
 
+def matrix_t(x: PackedTensor) -> PackedTensor:
+    """The two dims of a batch of numbers exchanged."""
+    if len(x.order) > 2:
+        raise ValueError(f"t() takes a tensor of 2 dims; got {len(x.order)}: use x.mT or x.transpose(1, 2)")
+    return transpose(x, 0, 1)
+
+
+def adjoint(x: PackedTensor) -> PackedTensor:
+    """The last two dims exchanged, complex entries conjugated."""
+    return transpose(PackedTensor(x.values.conj(), x.grid, x.order), -1, -2)
+
+
 def view(x: PackedTensor, *shape: Any) -> Any:
     """``reshape``, or with a dtype the payload read as another dtype."""
     if len(shape) == 1 and isinstance(shape[0], torch.dtype):
@@ -151,6 +163,11 @@ def narrow(x: PackedTensor, dim: int, start: int, length: int) -> Any:
     return x[(slice(None),) * x.dim_index(dim) + (slice(start, start + length),)]
 
 
+def slice_of(x: PackedTensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    """``x[start:end:step]`` along a dim."""
+    return x[(slice(None),) * x.dim_index(dim) + (slice(start, end, step),)]
+
+
 def view_as(x: PackedTensor, other: Any) -> PackedTensor:
     """``reshape`` to the shape of another tensor."""
     return reshape(x, list(other.shape))
@@ -163,10 +180,13 @@ def expand(x: PackedTensor, *sizes: Any) -> PackedTensor:
         raise ValueError(f"expand: {len(wanted)} sizes for a packed tensor of {len(x.order)} dims")
     target = list(x.values.shape)
     for c, size, current in zip(x.order, wanted, x.shape):
-        if statically_known_true(size == -1) or statically_known_true(size == current):
+        fixed = 1 <= c <= k and not isinstance(size, Extent) and not torch.compiler.is_compiling()
+        if is_rest(size) or (statically_known_true(size == current) and not fixed):
             continue
         if c <= k:
-            raise ValueError(f"expand: a batch or ragged dim of size {current} cannot become {size}; give -1")
+            raise ValueError(
+                f"expand: a batch or ragged dim of size {current} cannot become {size}; give -1 or x.shape's"
+            )
         target[c - k] = size
     return PackedTensor(x.values.expand(target), x.grid, x.order)
 
@@ -201,6 +221,8 @@ def matrix_transpose(x: PackedTensor) -> PackedTensor:
 for _rule, _names in {
     permute: "permute",
     transpose: "transpose swapaxes swapdims",
+    matrix_t: "t",
+    adjoint: "adjoint",
     movedim: "movedim moveaxis",
     unsqueeze: "unsqueeze",
     squeeze: "squeeze",
@@ -212,7 +234,7 @@ for _rule, _names in {
     narrow: "narrow",
     view: "view",
     view_as: "view_as reshape_as",
-    expand: "expand",
+    expand: "expand broadcast_to",
 }.items():
     dispatch.register("shape", on_tensor(_rule), _names)
 PackedTensor.mT = property(matrix_transpose)  # type: ignore[attr-defined]

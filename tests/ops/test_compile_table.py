@@ -27,8 +27,9 @@ GROUP = 24
 BATCHES = ([3, 5, 2], [4, 4], [6, 2, 3, 7])
 #: Rows whose results are random or uninitialised: structures are compared, values are not.
 RANDOM = set(
-    """dropout alpha_dropout bernoulli rand_like randn_like randint_like empty_like new_empty multinomial
-    normal poisson binomial gumbel_softmax dropout1d dropout2d dropout3d feature_dropout
+    """dropout alpha_dropout bernoulli rand_like randn_like randint_like empty_like new_empty
+    new_empty_strided
+    multinomial normal poisson binomial gumbel_softmax dropout1d dropout2d dropout3d feature_dropout
     feature_alpha_dropout feature_dropout_ feature_alpha_dropout_
     rrelu bernoulli_ dropout_ alpha_dropout_ normal_ uniform_ exponential_ random_
     cauchy_ geometric_ log_normal_ rrelu_ native_dropout""".split()
@@ -186,7 +187,45 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "view_as": lambda t: t.x.flatten(0, 1).view_as(t.y),
     "reshape_as": lambda t: t.x.flatten(0, 1).reshape_as(t.y),
     "expand": lambda t: t.x[..., None].expand(-1, -1, -1, 3),
+    "t": lambda t: t.x[..., 0].t().t(),
+    "adjoint": lambda t: t.c.adjoint(),
+    "broadcast_to": lambda t: torch.broadcast_to(t.x[..., None], (-1, -1, -1, 3)),
+    **{
+        f"{name}_": lambda t, f=f"{name}_": getattr(t.x * 1, f)(1, 2)
+        for name in ("transpose", "swapaxes", "swapdims")
+    },
+    "t_": lambda t: (t.x[..., 0] * 1).t_().t_(),
+    "unsqueeze_": lambda t: (t.x * 1).unsqueeze_(1),
+    "squeeze_": lambda t: (t.x[:, None] * 1).squeeze_(1),
+    # planes
+    "tril_": lambda t: (t.pair * 1).movedim(-1, 1).tril_(),
+    "triu_": lambda t: (t.pair * 1).movedim(-1, 1).triu_(),
+    "diagonal_scatter": lambda t: t.pair.diagonal_scatter(t.pair.diagonal(0, 1, 2) * 2, 0, 1, 2),
+    "diag_embed": lambda t: (t.x.diag_embed(), t.x.transpose(1, 2).diag_embed(1)),
+    "unfold": lambda t: (t.x.unfold(1, 2, 1), t.x.unfold(2, 2, 2)),
+    # copies
+    "alias_copy": lambda t: torch.alias_copy(t.x),
+    "detach_copy": lambda t: torch.detach_copy(t.x),
+    "detach_": lambda t: (t.x * 1).detach_(),
+    "diagonal_copy": lambda t: torch.diagonal_copy(t.pair, 0, 1, 2),
+    "expand_copy": lambda t: torch.expand_copy(t.x[..., None], (-1, -1, -1, 3)),
+    "narrow_copy": lambda t: torch.narrow_copy(t.x, 2, 1, 2),
+    "permute_copy": lambda t: torch.permute_copy(t.x, (0, 2, 1)),
+    "select_copy": lambda t: torch.select_copy(t.x, 2, 0),
+    "slice_copy": lambda t: torch.slice_copy(t.x, 1, 1, -1),
+    "split_copy": lambda t: torch.split_copy(t.x, 2, 2),
+    "split_with_sizes_copy": lambda t: torch.split_with_sizes_copy(t.x, (1, 3), 2),
+    "squeeze_copy": lambda t: torch.squeeze_copy(t.x[:, None], 1),
+    "t_copy": lambda t: torch.t_copy(t.x[..., 0]).t(),
+    "transpose_copy": lambda t: torch.transpose_copy(t.x, 1, 2),
+    "unbind_copy": lambda t: torch.unbind_copy(t.x, 2),
+    "unfold_copy": lambda t: torch.unfold_copy(t.x, 1, 2, 1),
+    "unsqueeze_copy": lambda t: torch.unsqueeze_copy(t.x, 1),
+    "view_as_complex_copy": lambda t: torch.view_as_complex_copy(t.x.unflatten(2, (2, 2))),
+    "view_as_real_copy": lambda t: torch.view_as_real_copy(t.c),
+    "view_copy": lambda t: torch.view_copy(t.x, t.x.shape),
     # creation
+    "new_empty_strided": lambda t: t.x.new_empty_strided((2, 3), (3, 1)),
     "new_zeros": lambda t: t.x.new_zeros(t.x.shape),
     "new_ones": lambda t: t.x.new_ones(t.x.shape),
     "new_full": lambda t: t.x.new_full(t.x.shape, 2.0),
@@ -211,7 +250,12 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "isin": lambda t: torch.isin(t.i, torch.tensor([1, 3])),
     "bucketize": lambda t: torch.bucketize(t.x, torch.tensor([0.2, 0.7])),
     "searchsorted": lambda t: torch.searchsorted(torch.tensor([0.2, 0.7]), t.x),
+    "view_as_real": lambda t: torch.view_as_real(t.c),
+    "view_as_complex": lambda t: torch.view_as_complex(t.x.unflatten(2, (2, 2))),
     # query
+    "is_conj": lambda t: t.c.is_conj(),
+    "is_neg": lambda t: t.x.is_neg(),
+    "nelement": lambda t: t.x.sum() / t.x.nelement(),
     "equal": lambda t: t.x.sum(),
     "is_same_size": lambda t: t.x.is_same_size(t.y),
     "clone": lambda t: t.x.clone(),
@@ -222,12 +266,12 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "is_signed": lambda t: t.x.is_signed(),
     "numel": lambda t: t.x.sum() / t.x.numel(),
     # indexing
-    "getitem": lambda t: t.x[:, 1:, 0],
+    "getitem": lambda t: (t.x[:, 1:, 0], t.x[:, -3:2]),
     "setitem": lambda t: _assigned(t.x * 1),
     "gather": lambda t: t.x.gather(2, t.i % 4),
     "take_along_dim": lambda t: t.x.take_along_dim(t.i % 4, 2),
     "index_select": lambda t: t.x.index_select(2, torch.tensor([0, 2])),
-    "index_put": lambda t: t.x.index_put((t.b,), torch.tensor(0.0)),
+    "index_put": lambda t: t.x.index_put((t.b,), torch.tensor(0.0), accumulate=True),
     "index_put_": lambda t: (t.x * 1).index_put_((t.b,), torch.tensor(0.0)),
     "select_scatter": lambda t: t.x.select_scatter(t.y[..., 0], 2, 1),
     "slice_scatter": lambda t: t.x.slice_scatter(t.y[..., :2], 2, 0, 2),
@@ -245,6 +289,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "index_fill_": lambda t: (t.x * 1).index_fill_(2, torch.tensor([0, 2]), 0.5),
     "index_reduce": lambda t: t.x.index_reduce(2, torch.tensor([0, 2]), t.y[..., :2], "amax"),
     "index_reduce_": lambda t: (t.x * 1).index_reduce_(2, torch.tensor([0, 2]), t.y[..., :2], "amax"),
+    "take": lambda t: t.x.take(t.i),
+    "masked_scatter": lambda t: t.x.masked_scatter(t.b, t.y.reshape(-1)[t.b.reshape(-1)]),
+    "masked_scatter_": lambda t: (t.x * 1).masked_scatter_(t.b, t.y.reshape(-1)[t.b.reshape(-1)]),
     "masked_select": lambda t: t.x.masked_select(t.b),
     "nonzero": lambda t: t.b.nonzero(),
     "argwhere": lambda t: t.b.argwhere(),
@@ -260,6 +307,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "expand_as": lambda t: t.x.mean(2, keepdim=True).expand_as(t.x),
     "split": lambda t: t.x.split(2, 2),
     "split_with_sizes": lambda t: t.x.split_with_sizes([1, 3], 2),
+    "unsafe_split": lambda t: t.x.unsafe_split(2, 2),
+    "unsafe_split_with_sizes": lambda t: t.x.unsafe_split_with_sizes([1, 3], 2),
+    "unsafe_chunk": lambda t: t.x.unsafe_chunk(2, -1),
     "chunk": lambda t: t.x.chunk(2, -1),
     "tensor_split": lambda t: t.x.tensor_split(2, -1),
     "unbind": lambda t: t.x.unbind(-1),
@@ -274,7 +324,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "constant_pad_nd": lambda t: torch.constant_pad_nd(t.x, (1, 2)),
     "tril": lambda t: t.pair.movedim(-1, 1).tril(),
     "triu": lambda t: t.pair.movedim(-1, 1).triu(),
-    "diagonal": lambda t: t.pair.diagonal(dim1=1, dim2=2),
+    "diagonal": lambda t: (t.pair.diagonal(dim1=1, dim2=2), _rectangle(t).diagonal(dim1=1, dim2=2)),
     # linalg
     "linalg_solve": lambda t: torch.linalg.solve(square(t), square(t)),
     "linalg_solve_ex": lambda t: torch.linalg.solve_ex(square(t), square(t)),
@@ -355,6 +405,13 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "topk": lambda t: t.x.topk(2, 1),
     "roll": lambda t: t.x.roll(1, 1),
     "flip": lambda t: t.x.flip(1),
+    "flipud": lambda t: t.x.transpose(0, 1).flipud(),
+    "cumsum_": lambda t: (t.x * 1).cumsum_(1),
+    "cumprod_": lambda t: (t.x * 1).cumprod_(1),
+    **{
+        name: lambda t, f=name: (function_of(f)(t.x, dim=1), function_of(f)(t.x, dim=2))
+        for name in ("trapezoid", "trapz", "cumulative_trapezoid")
+    },
     "fliplr": lambda t: t.x.fliplr(),
     "rot90": lambda t: t.pair.rot90(2, (1, 2)),
 }
@@ -362,6 +419,10 @@ CALLS["polygamma_"] = lambda t: (t.x * 1).polygamma_(1)
 CALLS["mvlgamma_"] = lambda t: (t.x + 3).mvlgamma_(2)
 CALLS["equal"] = lambda t: torch.equal(t.x, t.x)
 CALLS["allclose"] = lambda t: torch.allclose(t.x, t.x)
+
+
+def _rectangle(t: Any) -> Any:
+    return t.x[:, :, None] + t.y[:, None, 1:]
 
 
 def _assigned(x: Any) -> Any:

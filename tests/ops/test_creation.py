@@ -110,6 +110,13 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "no_batch": (lambda x: x.new_zeros(x.shape[1], 7), "name a ragged axis, but not the batch"),
     "channels_last": (lambda x: F.dropout1d(x), "dropout1d needs a static dim; dim 1 .* ragged axis 'n'"),
     "too_many_draws": (lambda x: torch.multinomial(x[..., 0].abs(), 4), "multinomial.*sample 1 has 2"),
+    "more_draws_than_features": (lambda x: torch.multinomial(x.abs(), 5), "multinomial|sample|categories"),
+    "strides": (lambda x: x.new_empty_strided(x.shape, (20, 4, 1)), "takes no strides; use x.new_empty"),
+    "no_batch_of_pairs": (lambda x: x.new_ones((x.shape[1], x.shape[1])), "but not the batch"),
+    "channels_of_rows": (lambda x: F.dropout2d(x.flatten(0, 1)), "dropout2d needs the batch in dim 0"),
+    "no_share": (lambda x: F.dropout(x, 1.5), "probability"),
+    "no_probability": (lambda x: torch.bernoulli(x + 3), "Expected p_in|probab"),
+    "a_negative_rate": (lambda x: torch.poisson(-x.abs() - 1), "rate|invalid"),
     "classes_unknown": (lambda x: F.one_hot(x.long()), "one_hot of a packed tensor needs num_classes"),
 }
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -271,3 +272,42 @@ def test_dropouts_of_whole_channels_are_refused_or_drop_whole_channels(fn: Calla
         return
     assert all((s == s[:, :1]).all() for s in out.to_list())
     assert any(s[:, 0].unique().numel() > 1 for s in out.to_list())
+
+
+@pytest.mark.parametrize("pattern", ["n 2", "n m 2", "2 n"])
+def test_pairs_of_numbers_are_complex_ones(pattern: str) -> None:
+    x = make([3, 0, 5], pattern)
+    check(lambda x: torch.view_as_real(torch.complex(x, x * x)), x)
+    if pattern.endswith("2"):
+        check(lambda x: torch.view_as_complex(x).abs(), x)
+
+
+def ids(x: Any) -> Any:
+    return (x[..., 0] > 0).long()
+
+
+MISTAKES: dict[str, tuple[Callable, str]] = {
+    "linear_over_an_axis": (lambda x: F.linear(x.mT, randn(6, 4)), "linear needs a static dim.*axis 'n'"),
+    "linear_of_another_width": (
+        lambda x: F.linear(x, randn(6, 5)),
+        "shapes cannot be multiplied|size mismatch",
+    ),
+    "linear_by_a_packed_weight": (lambda x: F.linear(randn(2, 4), x), "input must be packed"),
+    "linear_out_of_features": (lambda x: F.linear(x, randn(4)), "must keep the last dim"),
+    "layer_norm_over_an_axis": (lambda x: F.layer_norm(x.mT, (5,)), "static dim|axis 'n'"),
+    "glu_over_an_axis": (lambda x: F.glu(x, 1), "glu needs a static dim; dim 1 .* axis 'n'"),
+    "slopes_over_an_axis": (lambda x: F.prelu(x, randn(4)), "prelu with several slopes needs a static dim"),
+    "a_packed_table": (lambda x: F.embedding(torch.tensor([0]), x), "the input must be packed"),
+    "classes_unknown": (lambda x: F.one_hot(ids(x)), "needs num_classes="),
+    "two_packed_tables": (lambda x: torch.isin(x, x), "the table must be dense"),
+    "complex_over_an_axis": (
+        lambda x: torch.view_as_complex(x[..., 0]),
+        "view_as_complex needs a static dim",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fn", "message"), list(MISTAKES.values()), ids=list(MISTAKES))
+def test_mistakes_are_named(fn: Callable, message: str) -> None:
+    with pytest.raises((*REFUSALS, RuntimeError), match=message):
+        fn(pack(make([3, 0, 5]))[0])

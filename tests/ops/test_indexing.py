@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ops import is_packed
-from ops.testing import Dense, Ragged, assert_matches, check, pack
+from ops.testing import Ragged, assert_matches, check, pack
 from tests.strategies import NONEMPTY, PROFILES, batches, make
 
 LENGTHS = pytest.mark.parametrize("lengths", list(PROFILES.values()), ids=list(PROFILES))
@@ -444,133 +444,6 @@ def test_a_table_is_looked_up_at_every_position(lengths: list[int]) -> None:
         make(lengths, "n", dtype=torch.int64, seed=1),
     )
     check(lambda table, pairs: table[:, pairs].movedim(0, -1), table.mT, pairs)
-
-
-# ---------------------------------------------------------------- gather and scatter
-
-
-LAYOUTS = pytest.mark.parametrize("pattern", ["n", "n 4", "4 n", "n m 4", "n 4 m", "n n"])
-
-
-def places(batch: Ragged, dim: int, seed: int = 0) -> Ragged:
-    """Random positions along one dim, for every entry."""
-    generator = torch.Generator().manual_seed(seed)
-    samples = [torch.randint(0, s.shape[dim - 1], s.shape, generator=generator) for s in batch.samples]
-    return Ragged(samples, batch.pattern)
-
-
-@LAYOUTS
-def test_gather_and_scatter_along_every_dim(pattern: str) -> None:
-    for lengths in ([3, 2, 5], [4, 4]):
-        x, y = make(lengths, pattern), make(lengths, pattern, seed=1)
-        for d in range(1, len(pattern.split()) + 1):
-            i = places(x, d)
-            once = Ragged([s.argsort(d - 1) for s in x.samples], pattern)
-            check(lambda x, i, d=d: torch.gather(x, d, i), x, i)
-            check(lambda x, i, d=d: torch.take_along_dim(x, i, d), x, i)
-            check(lambda x, i, y, d=d: x.scatter(d, i, y), x, once, y)
-            check(lambda x, i, d=d: torch.scatter(x, d, i, 2.0), x, i)
-            check(lambda x, i, y, d=d: torch.scatter_add(x, d, i, y), x, i, y)
-            check(lambda x, i, y, d=d: (x * 1).scatter_add_(d, i, y), x, i, y)
-            for how in ("sum", "amax", "mean"):
-                check(lambda x, i, y, d=d, how=how: x.scatter_reduce(d, i, y, how), x, i, y)
-
-
-def test_gather_of_another_length() -> None:
-    x, i = make([3, 2, 5]), make({"m": [4, 0, 1]}, "m 4", dtype=torch.int64)
-    i = Ragged([t % 2 for t in i.samples], i.pattern)
-    check(lambda x, i: torch.gather(x, 1, i), x, i)
-    dense = torch.randint(0, 2, (3, 2, 4))
-    result = check(lambda x, i: torch.gather(x, 1, i), x, Dense(dense, "batch _ _"))
-    assert type(result) is Tensor
-    check(lambda x: torch.take_along_dim(x, x.argsort(1)[..., :1], 1), x)
-
-
-@LAYOUTS
-def test_the_same_positions_of_every_sample(pattern: str) -> None:
-    index = torch.tensor([1, 0])
-    for d in range(1, len(pattern.split()) + 1):
-        before = (slice(None),) * d
-        check(lambda x, before=before: x[(*before, [1, 0, -1])], make([3, 2, 5], pattern))
-        check(lambda x, d=d: torch.index_select(x, d, index), make([3, 2, 5], pattern))
-        check(lambda x, d=d: x.index_fill(d, index, 3.0), make([3, 2, 5], pattern))
-
-
-def test_sources_by_number() -> None:
-    x, rows = make([3, 2, 5]), Dense(torch.randn(3, 2, 4, dtype=torch.float64), "batch _ _")
-    index = torch.tensor([1, 0])
-    check(lambda x, s: torch.index_add(x, 1, index, s), x, rows)
-    check(lambda x, s: torch.index_add(x, 1, index, s, alpha=2), x, rows)
-    check(lambda x, s: x.index_copy(1, index, s), x, rows)
-    check(lambda x, y: x.index_add(2, index, y[..., :2]), x, make([3, 2, 5], seed=1))
-
-
-# ---------------------------------------------------------------- assignment
-
-
-def assigned(x: Any, key: Any, value: Any) -> Any:
-    out = x * 1
-    out[key] = value
-    return out
-
-
-KEYS: dict[str, Any] = {
-    "position": (slice(None), 0),
-    "last": (slice(None), -1),
-    "head": (slice(None), slice(0, 2)),
-    "tail": (slice(None), slice(1, None)),
-    "feature": (Ellipsis, 2),
-    "features": (Ellipsis, [3, 0]),
-    "positions": (slice(None), [1, 0]),
-    "corner": (slice(None), slice(1, None), slice(2, None)),
-    "all": Ellipsis,
-}
-
-
-@pytest.mark.parametrize("key", list(KEYS.values()), ids=list(KEYS))
-def test_assignment_for_every_key(key: Any) -> None:
-    x, y = make([3, 2, 5]), make([3, 2, 5], seed=1)
-    check(lambda x: assigned(x, key, 2.5), x)
-    check(lambda x, y: assigned(x, key, y[key] * 2), x, y)
-
-
-def test_assignment_of_features_samples_and_new_structures() -> None:
-    x = make([3, 2, 5])
-    check(lambda x, w: assigned(x, (slice(None), slice(1, None)), w), x, torch.randn(4, dtype=torch.float64))
-    check(lambda x: assigned(x, (slice(None), 0), x[:, -1]), x)
-    (p,) = pack(x)
-    p[1] = 7.0
-    p[[0, 2], :, 1] = 9.0
-    first, second, third = p.to_list()
-    assert (second == 7).all() and (first[:, 1] == 9).all() and (third[:, 1] == 9).all()
-    assert torch.equal(third[:, 0], x.samples[2][:, 0])
-
-
-@pytest.mark.parametrize("pattern", ["n", "n 4", "n m 4"])
-def test_assignment_under_a_mask(pattern: str) -> None:
-    names = " ".join(token for token in pattern.split() if not token.isdigit())
-    x, m = make([3, 0, 5], pattern), make([3, 0, 5], names, dtype=torch.bool)
-
-    def changed(change: Callable) -> list[Tensor]:
-        return [torch.where(_over(c, s), change(s), s) for s, c in zip(x.samples, m.samples)]
-
-    a, b = pack(x)[0], pack(m)[0]
-    assert_matches(assigned(a, b, 0.5), changed(lambda s: torch.full_like(s, 0.5)))
-    assert_matches(assigned(a, b, a[b] * 2), changed(lambda s: s * 2))
-    assert_matches(a.index_put((b,), torch.tensor(1.0).double()), changed(torch.ones_like))
-
-
-def test_copies_with_a_part_replaced() -> None:
-    x = make([3, 2, 5])
-    check(lambda x: torch.slice_scatter(x, x[:, :-1] * 2, 1, 1), x)
-    check(lambda x: torch.select_scatter(x, x[..., 0] * 2, 2, 1), x)
-
-
-def test_assignment_changes_the_tensor_that_shares_the_payload() -> None:
-    (x,) = pack(make([3, 2, 5]))
-    view = x.transpose(0, 1)
-    x[:, 0] = 0.0
-    assert (view[0] == 0).all()
 
 
 def _assign(x: Any, key: Any, value: Any) -> None:

@@ -190,21 +190,7 @@ def test_other_modes_pad_static_dims() -> None:
     check(lambda x: F.pad(x, (1, 2), mode="reflect"), make([3, 5], "n 4"))
 
 
-# ---------------------------------------------------------------- planes, broadcasting
-
-
-@pytest.mark.parametrize("pattern", ["n 4", "n m", "n n", "3 n n", "4 n", "n 3 4"])
-@pytest.mark.parametrize("diagonal", [-1, 0, 2])
-def test_triangles(pattern: str, diagonal: int) -> None:
-    check(lambda x: torch.tril(x, diagonal), make([3, 0, 5], pattern))
-    check(lambda x: x.triu(diagonal), make([3, 0, 5], pattern))
-
-
-@pytest.mark.parametrize("offset", [-2, -1, 0, 1])
-def test_diagonals(offset: int) -> None:
-    check(lambda x: x.diagonal(offset, 1, 2), make([3, 2, 5], "n n 4"))
-    check(lambda x: torch.diagonal(x, offset, 3, 1), make([3, 2, 5], "n 4 n"))
-    check(lambda x: torch.diagonal(x, offset, -1, -2), make([3, 0, 5], "n 3 4"))
+# ---------------------------------------------------------------- broadcasting
 
 
 def test_operands_are_brought_to_one_structure() -> None:
@@ -238,8 +224,6 @@ MISTAKES: dict[str, tuple[Callable[..., Any], str]] = {
         lambda x, y, d: F.pad(x, (0, 0, 1, 0), mode="reflect"),
         "'reflect' does not pad dim 1",
     ),
-    "diagonal": (lambda x, y, d: x.diagonal(0, 1, 2), "two static dims, or two dims of one ragged axis"),
-    "triangle": (lambda x, y, d: x.transpose(0, 1).transpose(1, 2).tril(), "tril needs a static dim"),
 }
 
 

@@ -513,6 +513,21 @@ def test_distances_along_features_and_positions() -> None:
     check(lambda x, y: F.cosine_similarity(x, y), x, y)
 
 
+@pytest.mark.parametrize("name", ["var", "std"])
+@pytest.mark.parametrize("pattern", ["n 4", "n m 4", "4 n"])
+def test_spread_of_complex_numbers(pattern: str, name: str) -> None:
+    for dim in (*range(1, len(pattern.split()) + 1), (1, 2)):
+        x = make([3, 2, 5], pattern)
+        check(lambda x, d=dim: getattr(torch.complex(x, x * x), name)(d), x)
+
+
+def test_a_dtype_that_is_asked_for_is_given() -> None:
+    x = make([3, 0, 5], dtype=torch.int64)
+    for dtype in (torch.bool, torch.int32, torch.float32):
+        check(lambda x, t=dtype: x.prod(1, dtype=t), x, grad=False)
+        check(lambda x, t=dtype: x.sum(1, dtype=t), x, grad=False)
+
+
 @pytest.mark.parametrize(
     ("fn", "message"),
     [
@@ -524,6 +539,8 @@ def test_distances_along_features_and_positions() -> None:
         (lambda x: torch.kthvalue(x, 3, 1), "kthvalue.*sample 1 has 1 positions, 3 are needed"),
         (lambda x: torch.var(x, 1, out=torch.empty(3)), "no 'out='"),
         (lambda x: x.std(3), "dim 3 is out of range"),
+        (lambda x: x.sum((1, 1)), "a dim is named twice"),
+        (lambda x: x.long().quantile(0.5, 1), "float"),
         (lambda x: x.long().norm(2, 1), "a norm needs a floating or complex dtype"),
     ],
 )

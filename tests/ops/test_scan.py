@@ -162,6 +162,22 @@ def test_gumbel_softmax_sums_to_one_in_every_sample() -> None:
     assert x.grad is not None and x.grad.values.abs().sum() > 0
 
 
+@pytest.mark.parametrize("name", ["trapezoid", "cumulative_trapezoid"])
+@EACH_PATTERN
+def test_areas_along_every_dim(pattern: str, name: str) -> None:
+    fn, y, x = getattr(torch, name), make([3, 1, 5], pattern), make([3, 1, 5], pattern, seed=1)
+    for dim in range(1, len(pattern.split()) + 1):
+        check(lambda y, d=dim: fn(y, dim=d), y)
+        check(lambda y, d=dim: fn(y, dx=0.5, dim=d), y)
+        check(lambda y, x, d=dim: fn(y, x, dim=d), y, x)
+
+
+def test_areas_over_given_places() -> None:
+    places = torch.arange(4.0, dtype=torch.float64) ** 2
+    check(lambda y, x: torch.trapezoid(y, x, dim=-1), make([3, 1, 5]), places)
+    check(lambda y, x: torch.trapezoid(y, x, dim=1), make([3, 1, 5], "4 n"), places)
+
+
 MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "softmax_without_dim": (lambda x: F.softmax(x), "softmax.*explicit dim"),
     "softmax_over_the_batch": (lambda x: x.softmax(0), "softmax needs a static dim; dim 0 .* batch"),

@@ -312,6 +312,7 @@ def test_expand_and_narrow_are_right_or_refused() -> None:
     for call in (
         lambda: x.expand(7, 9, 4),
         lambda: x.expand(x.shape[0], 7, 4),
+        lambda: x.expand(x.shape[0], 5, 4),
         lambda: x.expand(-1, -1, 8),
         lambda: x.narrow(1, 0, 2),
         lambda: x.narrow(1, 1, 1),
@@ -319,3 +320,41 @@ def test_expand_and_narrow_are_right_or_refused() -> None:
     ):
         with pytest.raises((*ERRORS, IndexError)):
             call()
+
+
+def test_the_plain_transpose_and_the_conjugate_one() -> None:
+    check(lambda x: x.t(), make([3, 0, 5], "n"), batch_dim=1)
+    check(lambda x: torch.complex(x, x * x).adjoint().imag, make([3, 0, 5], "n m"))
+    check(lambda x: torch.broadcast_to(x[..., None], (-1, -1, -1, 3)), make([3, 0, 5]))
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+MISTAKES: dict[str, tuple[Callable, str]] = {
+    "not_a_permutation": (
+        lambda x: x.permute(0, 1, 1),
+        r"permute: \(0, 1, 1\) is not a permutation of 3 dims",
+    ),
+    "too_few_dims": (lambda x: x.permute(1, 0), "is not a permutation of 3 dims"),
+    "a_dim_too_many": (lambda x: x.transpose(1, 3), "dim 3 is out of range"),
+    "a_place_too_far": (lambda x: x.unsqueeze(5), "unsqueeze: dim 5 is out of range for .* 3 dims"),
+    "flattened_backwards": (lambda x: x.flatten(2, 1), "flatten: start_dim 2 comes after end_dim 1"),
+    "an_axis_with_features": (lambda x: x.flatten(1, 2), "ragged|axis|static"),
+    "narrow_of_a_short_sample": (
+        lambda x: x.narrow(1, 0, 3),
+        "narrow: sample 1 has 1 positions, 3 are needed",
+    ),
+    "narrow_beyond_features": (lambda x: x.narrow(2, 3, 2), "narrow: positions 3 to 5 of a dim of size 4"),
+    "expand_of_an_axis": (lambda x: x.expand(3, 5, 4), "ragged dim of size 5 cannot become 5; give -1"),
+    "expand_of_the_batch": (lambda x: x.expand(7, -1, 4), "batch or ragged dim of size 3 cannot become 7"),
+    "expand_to_more_dims": (lambda x: x.expand(2, 3, -1, 4), "expand: 4 sizes for a packed tensor of 3 dims"),
+    "a_matrix_of_three_dims": (lambda x: x.t(), r"t\(\) takes a tensor of 2 dims; got 3.*transpose"),
+    "other_features": (lambda x: x.view(*x.shape[:2], 3), "3"),
+}
+
+
+@pytest.mark.parametrize(("fn", "message"), list(MISTAKES.values()), ids=list(MISTAKES))
+def test_mistakes_are_named(fn: Callable, message: str) -> None:
+    with pytest.raises((*ERRORS, IndexError), match=message):
+        fn(pack(make([3, 1, 5]))[0])
