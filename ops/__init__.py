@@ -6,6 +6,7 @@ torch.Size([2, 8])
 """
 
 from . import compat, dispatch, pattern, rules
+from .attention import attention_backend
 from .axis import Axis, Extent, Grid
 from .compile import deliver, dynamic_shapes, mark_dynamic
 from .dispatch import FallbackWarning, coverage, strict
@@ -27,6 +28,7 @@ __all__ = [
     "Grid",
     "PackedTensor",
     "Pattern",
+    "attention_backend",
     "compat",
     "coverage",
     "deliver",

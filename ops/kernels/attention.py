@@ -1,44 +1,56 @@
 """Attention over packed rows: one operator for the batch, samples kept apart.
 
-Layout: query [Tq, H, D], key [Tk, H, D], value [Tk, H, Dv], sample after sample; the lengths of
-the samples lie on the host. The result is [Tq, H, Dv] with the log-sum-exp [Tq, H] that backward
-needs. A query of a sample without keys gets exactly 0.
+Layout: query [Tq, H, D], key [Tk, Hk, D], value [Tk, Hk, Dv], sample after sample, H a multiple of Hk; the
+lengths of the samples lie on the host. What is added to the scores is ``bias``: [cells, 1 or H], a row for
+each pair of query and key of a sample, or [1 or H, N, M], read by position and shared by all samples;
+booleans say which keys are seen. The result is [Tq, H, Dv] with the log-sum-exp [Tq, H] that backward needs.
+A query that sees no key gets exactly 0.
 
-On the CPU each sample goes through PyTorch's fused kernel, below autograd and without a copy of the
-inputs; that kernel is never handed an empty sequence, which would end the process. With dropout, and
-on other devices, each sample is computed by formula; the dropout mask is drawn again in backward from
-the same seed.
+Each sample is computed by itself (:mod:`ops.kernels.sample_attention`), on the CPU several at a time
+(:mod:`ops.kernels.threads`), and written to its rows. With dropout, and on other devices, it is the formula;
+the dropout mask is drawn again in backward from the same seed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .define import define
+from .sample_attention import (
+    Operands,
+    Options,
+    Sample,
+    backward,
+    forward,
+    rows_of,
+    samples,
+    scores_backward,
+    softmax_backward,
+    view,
+    weights,
+    wide,
+)
+from .threads import for_each
 
-_forward_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-_backward_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+#: Multiplications below which a batch is not worth a second thread: about 0.3 ms.
+_SMALL = 2.0e6
+_ARGUMENTS = (
+    "Tensor q_lengths, Tensor k_lengths, bool causal, int left, int right, float scale, float dropout, "
+    "Tensor seed"
+)
+_INPUTS = "Tensor query, Tensor key, Tensor value, Tensor? bias, "
 
 
-class _Sample(NamedTuple):
-    """Rows of one sample: slices of the queries and of the keys, and its number."""
-
-    q: slice
-    k: slice
-    number: int
-
-
-def _samples(q_lengths: Tensor, k_lengths: Tensor) -> Iterator[_Sample]:
-    """The samples that have both queries and keys."""
-    q = k = 0
-    for number, (nq, nk) in enumerate(zip(q_lengths.tolist(), k_lengths.tolist())):
-        if nq and nk:
-            yield _Sample(slice(q, q + nq), slice(k, k + nk), number)
-        q, k = q + nq, k + nk
+def _run(operands: Operands, found: list[Sample], work: Callable[[Sample], None], apart: bool = True) -> None:
+    """``work`` on each sample, which writes to places of its own if they are ``apart``."""
+    width = operands.query.shape[1] * operands.query.shape[2]
+    costs = [float(s.n * s.m * width) for s in found]
+    parallel = apart and operands.query.device.type == "cpu"
+    for_each(work, found, costs, _SMALL if parallel else float("inf"))
 
 
 def _lined_up(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -46,47 +58,46 @@ def _lined_up(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(t if t.stride(-1) == 1 else t.contiguous() for t in tensors)
 
 
-def _heads_first(x: Tensor, rows: slice) -> Tensor:
-    """[T, H, D] -> a view (1, H, n, D) of some rows."""
-    return x[rows].transpose(0, 1).unsqueeze(0)
+def _options(
+    causal: bool, left: int, right: int, scale: float, dropout: float, seed: Tensor, *rest: Any
+) -> Options:
+    return Options(causal, left, right, scale, dropout, int(seed) if dropout else 0)
 
 
-def _fused(query: Tensor, value: Tensor, dropout: float) -> bool:
-    fits = query.shape[2] == value.shape[2] and query.shape[1] > 0 and query.shape[2] > 0
-    return fits and query.device.type == "cpu" and dropout == 0.0
+def _new(shape: tuple[int, ...], like: Tensor, dtype: torch.dtype, filled: bool) -> Tensor:
+    """Room for results that are written for every sample (``filled``), else zeros."""
+    make = torch.empty if filled else torch.zeros
+    return make(shape, dtype=dtype, device=like.device)
 
 
 def _attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    bias: Tensor | None,
     q_lengths: Tensor,
     k_lengths: Tensor,
-    causal: bool,
-    scale: float,
-    dropout: float,
-    seed: Tensor,
+    *given: Any,
 ) -> tuple[Tensor, Tensor]:
-    query, key, value = _lined_up(query, key, value)
+    operands, options = Operands(*_lined_up(query, key, value), bias), _options(*given)
     rows, heads = query.shape[:2]
-    out = query.new_zeros((rows, heads, value.shape[2]))
-    lse = query.new_zeros((rows, heads), dtype=_wide(query.dtype))
-    fused = _fused(query, value, dropout)
-    for sample in _samples(q_lengths, k_lengths):
-        q, k, v = _heads_first(query, sample.q), _heads_first(key, sample.k), _heads_first(value, sample.k)
-        if fused:
-            o, s = _forward_cpu(q, k, v, 0.0, causal, attn_mask=None, scale=scale)
-        else:
-            o, s = _forward_formula(q, k, v, causal, scale, _dropout_mask(q, k, dropout, seed, sample.number))
-        out[sample.q] = o[0].transpose(0, 1)
-        lse[sample.q] = s[0].transpose(0, 1)
+    found, whole = samples(q_lengths, k_lengths)
+    out = _new((rows, heads, value.shape[2]), query, query.dtype, whole)
+    lse = _new((rows, heads), query, wide(query.dtype), whole)
+
+    def work(s: Sample) -> None:
+        o, total = forward(operands, s, options)
+        view(out, s.q, s.n, operands.groups).copy_(o)
+        view(lse.unsqueeze(-1), s.q, s.n, operands.groups).copy_(total.unsqueeze(-1))
+
+    _run(operands, found, work)
     return out, lse
 
 
 def _attention_fake(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     rows, heads = query.shape[:2]
     out = query.new_empty((rows, heads, value.shape[2]))
-    return out, query.new_empty((rows, heads), dtype=_wide(query.dtype))
+    return out, query.new_empty((rows, heads), dtype=wide(query.dtype))
 
 
 def _attention_backward(
@@ -94,130 +105,190 @@ def _attention_backward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    bias: Tensor | None,
     out: Tensor,
     lse: Tensor,
+    of_bias: bool,
     q_lengths: Tensor,
     k_lengths: Tensor,
-    causal: bool,
-    scale: float,
-    dropout: float,
-    seed: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+    *given: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     grad, query, key, value = _lined_up(grad, query, key, value)
-    grads = tuple(torch.zeros(t.shape, dtype=t.dtype, device=t.device) for t in (query, key, value))
-    fused = _fused(query, value, dropout)
-    for sample in _samples(q_lengths, k_lengths):
-        q, k, v = _heads_first(query, sample.q), _heads_first(key, sample.k), _heads_first(value, sample.k)
-        g, s = _heads_first(grad, sample.q), lse[sample.q].transpose(0, 1).unsqueeze(0)
-        if fused:
-            o = _heads_first(out, sample.q)
-            parts = _backward_cpu(g, q, k, v, o, s, 0.0, causal, attn_mask=None, scale=scale)
-        else:
-            keep = _dropout_mask(q, k, dropout, seed, sample.number)
-            parts = _backward_formula(g, q, k, v, s, causal, scale, keep)
-        for target, part, rows in zip(grads, parts, (sample.q, sample.k, sample.k)):
-            target[rows] = part[0].transpose(0, 1)
-    return grads  # type: ignore[return-value]
+    operands, options = Operands(query, key, value, bias), _options(*given)
+    found, whole = samples(q_lengths, k_lengths)
+    targets = [_new(t.shape, t, t.dtype, whole) for t in (query, key, value)]
+    grad_bias = _room_for(bias, of_bias)
+    groups = operands.groups
+
+    def work(s: Sample) -> None:
+        g, o = view(grad, s.q, s.n, groups), view(out, s.q, s.n, groups)
+        total = view(lse.unsqueeze(-1), s.q, s.n, groups).squeeze(-1)
+        *parts, added = backward(operands, s, options, g, o, total, of_bias)
+        for target, part, start in zip(targets, parts, (s.q, s.k, s.k)):
+            target.narrow(0, start, part.shape[2]).copy_(rows_of(part, target.shape[1]))
+        if added is not None:
+            _put_bias(grad_bias, added, s)
+
+    _run(operands, found, work, apart=not of_bias or grad_bias.dim() == 2)
+    return (*targets, grad_bias)  # type: ignore[return-value]
+
+
+def _room_for(bias: Tensor | None, wanted: bool) -> Tensor:
+    """Zeros for the gradient of ``bias``, in at least float32; nothing where it is not wanted."""
+    if bias is None or not wanted:
+        return torch.empty(0)
+    return torch.zeros(bias.shape, dtype=wide(bias.dtype), device=bias.device)
+
+
+def _put_bias(target: Tensor, added: Tensor, s: Sample) -> None:
+    """Write, or for a bias shared by samples add, the gradient (G, h, n, m) of one sample's scores."""
+    added = added.flatten(0, 1)
+    packed = target.dim() == 2
+    if target.shape[1 if packed else 0] == 1:
+        added = added.sum(0, keepdim=True)
+    if packed:
+        target.narrow(0, s.cell, s.n * s.m).view(s.n, s.m, -1).copy_(added.permute(1, 2, 0))
+    else:
+        target[:, : s.n, : s.m] += added
 
 
 def _attention_backward_fake(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any
-) -> tuple[Tensor, ...]:
-    return tuple(t.new_empty(t.shape) for t in (query, key, value))
-
-
-# ------------------------------------------------------------------ one sample, by formula
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _scores(q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:
-    scores = (q @ k.transpose(-1, -2)) * scale
-    if causal:
-        below = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-        scores = scores.masked_fill(~below, float("-inf"))
-    return scores
-
-
-def _dropout_mask(q: Tensor, k: Tensor, dropout: float, seed: Tensor, number: int) -> Tensor | None:
-    """What weights are multiplied with: 0 or 1 / (1 - p); the same for the same seed and sample."""
-    if dropout == 0.0:
-        return None
-    generator = torch.Generator(q.device).manual_seed(int(seed) + number)
-    keep = torch.rand((*q.shape[:3], k.shape[2]), generator=generator, device=q.device) >= dropout
-    return keep.to(_wide(q.dtype)) / (1.0 - dropout) if dropout < 1.0 else keep.to(_wide(q.dtype))
-
-
-def _forward_formula(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, keep: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    wide = _wide(q.dtype)
-    scores = _scores(q.to(wide), k.to(wide), causal, scale)
-    lse = torch.logsumexp(scores, -1)
-    weights = (scores - lse.unsqueeze(-1)).exp()
-    out = (weights if keep is None else weights * keep) @ v.to(wide)
-    return out.to(q.dtype), lse
-
-
-def _backward_formula(
     grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
     lse: Tensor,
-    causal: bool,
-    scale: float,
-    keep: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    wide = _wide(q.dtype)
-    grad, q, k, v = (t.to(wide) for t in (grad, q, k, v))
-    weights = (_scores(q, k, causal, scale) - lse.unsqueeze(-1)).exp()
-    kept = weights if keep is None else weights * keep
-    grad_weights = grad @ v.transpose(-1, -2)
-    if keep is not None:
-        grad_weights = grad_weights * keep
-    grad_scores = weights * (grad_weights - (grad_weights * weights).sum(-1, keepdim=True)) * scale
-    return grad_scores @ k, grad_scores.transpose(-1, -2) @ q, kept.transpose(-1, -2) @ grad
+    of_bias: bool,
+    *rest: Any,
+) -> tuple[Tensor, ...]:
+    grad_bias = query.new_empty(0, dtype=torch.float32, device="cpu")
+    if bias is not None and of_bias:
+        grad_bias = bias.new_empty(bias.shape, dtype=wide(bias.dtype))
+    return (*(t.new_empty(t.shape) for t in (query, key, value)), grad_bias)
 
-
-# ------------------------------------------------------------------ registration
-
-_ARGUMENTS = "Tensor q_lengths, Tensor k_lengths, bool causal, float scale, float dropout, Tensor seed"
 
 _backward = define(
-    "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, "
-    + _ARGUMENTS
-    + ") -> (Tensor, Tensor, Tensor)",
+    f"attention_backward(Tensor grad, {_INPUTS}Tensor out, Tensor lse, bool of_bias, {_ARGUMENTS}) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
     _attention_backward,
     _attention_backward_fake,
 )
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    query, key, value, q_lengths, k_lengths, causal, scale, dropout, seed = inputs
+    *tensors, causal, left, right, scale, dropout, seed = inputs
     out, lse = output
-    ctx.save_for_backward(query, key, value, out, lse, q_lengths, k_lengths, seed)
-    ctx.options = (causal, scale, dropout)
+    ctx.save_for_backward(*tensors, seed, out, lse)
+    ctx.options = (causal, left, right, scale, dropout)
     ctx.mark_non_differentiable(lse)
     ctx.set_materialize_grads(False)
 
 
 def _formula(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
     if grad is None:
-        return (None,) * 9
-    query, key, value, out, lse, q_lengths, k_lengths, seed = ctx.saved_tensors
-    grads = _backward(grad, query, key, value, out, lse, q_lengths, k_lengths, *ctx.options, seed)
-    return (*grads, *(None,) * 6)
+        return (None,) * 12
+    query, key, value, bias, q_lengths, k_lengths, seed, out, lse = ctx.saved_tensors
+    of_bias = bias is not None and bias.is_floating_point() and ctx.needs_input_grad[3]
+    lengths = (q_lengths, k_lengths)
+    *grads, of = _backward(grad, query, key, value, bias, out, lse, of_bias, *lengths, *ctx.options, seed)
+    return (*grads, of.to(bias.dtype) if of_bias else None, *(None,) * 8)
 
 
-#: Attention of each sample's queries over its keys -> (out [Tq, H, Dv], log-sum-exp [Tq, H]).
+#: Attention of each sample's queries over its keys -> (out [Tq, H, Dv], log-sum-exp [Tq, H]). Query i sees
+#: key j if ``causal`` allows j <= i, and ``left`` and ``right`` i - left <= j <= i + right (-1: no limit).
 attention = define(
-    f"attention(Tensor query, Tensor key, Tensor value, {_ARGUMENTS}) -> (Tensor, Tensor)",
+    f"attention({_INPUTS}{_ARGUMENTS}) -> (Tensor, Tensor)",
     _attention,
     _attention_fake,
     setup=_setup,
     backward=_formula,
+    differentiable=4,
+)
+
+
+# ------------------------------------------------------------------ weights
+
+
+def _attention_weights(
+    query: Tensor, key: Tensor, bias: Tensor | None, cells: int, q_lengths: Tensor, k_lengths: Tensor, *given: Any
+) -> Tensor:
+    operands, options = Operands(query, key, key, bias), _options(*given)
+    out = query.new_zeros((cells, query.shape[1]))
+
+    def work(s: Sample) -> None:
+        soft, keep = weights(operands, s, options)
+        soft = soft if keep is None else soft * keep
+        out.narrow(0, s.cell, s.n * s.m).view(s.n, s.m, -1).copy_(soft.flatten(0, 1).permute(1, 2, 0))
+
+    _run(operands, samples(q_lengths, k_lengths)[0], work)
+    return out
+
+
+def _attention_weights_fake(query: Tensor, key: Tensor, bias: Tensor | None, cells: int, *rest: Any) -> Tensor:
+    return query.new_empty((cells, query.shape[1]))
+
+
+def _weights_backward(
+    grad: Tensor, query: Tensor, key: Tensor, bias: Tensor | None, of_bias: bool, *given: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    (q_lengths, k_lengths), options = given[:2], _options(*given[2:])
+    operands = Operands(query, key, key, bias)
+    found, whole = samples(q_lengths, k_lengths)
+    targets = [_new(t.shape, t, t.dtype, whole) for t in (query, key)]
+    grad_bias, groups = _room_for(bias, of_bias), operands.groups
+
+    def work(s: Sample) -> None:
+        soft, keep = weights(operands, s, options)
+        part = grad.narrow(0, s.cell, s.n * s.m).view(s.n, s.m, -1).permute(2, 0, 1).to(soft.dtype)
+        part = part.reshape(soft.shape) if keep is None else part.reshape(soft.shape) * keep
+        of = softmax_backward(part.clone(), soft, (part * soft).sum(-1, keepdim=True))
+        q, k = (t.to(soft.dtype) for t in operands.of(s)[:2])
+        for target, one, start in zip(targets, scores_backward(of, q, k, options), (s.q, s.k)):
+            target.narrow(0, start, one.shape[2]).copy_(rows_of(one, target.shape[1]))
+        if of_bias:
+            _put_bias(grad_bias, of, s)
+
+    _run(operands, found, work, apart=not of_bias or grad_bias.dim() == 2)
+    return (*targets, grad_bias)  # type: ignore[return-value]
+
+
+def _weights_backward_fake(
+    grad: Tensor, query: Tensor, key: Tensor, bias: Tensor | None, of_bias: bool, *rest: Any
+) -> tuple[Tensor, ...]:
+    fake = _attention_backward_fake(grad, query, key, key, bias, grad, grad, of_bias)
+    return fake[0], fake[1], fake[3]
+
+
+_weights_gradient = define(
+    "attention_weights_backward(Tensor grad, Tensor query, Tensor key, Tensor? bias, bool of_bias, "
+    f"{_ARGUMENTS}) -> (Tensor, Tensor, Tensor)",
+    _weights_backward,
+    _weights_backward_fake,
+)
+
+
+def _weights_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    query, key, bias, _, q_lengths, k_lengths, *options, seed = inputs
+    ctx.save_for_backward(query, key, bias, q_lengths, k_lengths, seed)
+    ctx.options = tuple(options)
+
+
+def _weights_formula(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    query, key, bias, q_lengths, k_lengths, seed = ctx.saved_tensors
+    of_bias = bias is not None and bias.is_floating_point() and ctx.needs_input_grad[2]
+    given = (q_lengths, k_lengths, *ctx.options, seed)
+    *grads, of = _weights_gradient(grad, query, key, bias, of_bias, *given)
+    return (*grads, of.to(bias.dtype) if of_bias else None, *(None,) * 9)
+
+
+#: The weights of :data:`attention` (after dropout, of the same seed) for each pair -> [cells, H].
+attention_weights = define(
+    f"attention_weights(Tensor query, Tensor key, Tensor? bias, SymInt cells, {_ARGUMENTS}) -> Tensor",
+    _attention_weights,
+    _attention_weights_fake,
+    setup=_weights_setup,
+    backward=_weights_formula,
     differentiable=3,
 )

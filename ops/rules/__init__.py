@@ -11,6 +11,7 @@ from . import (  # noqa: F401
     join,
     linalg,
     loss,
+    multihead,
     norm,
     plane,
     pointwise,

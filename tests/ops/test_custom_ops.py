@@ -32,11 +32,19 @@ def _both() -> Tensor:
     return torch.stack([N.lengths, M.lengths])
 
 
-def _attention(causal: bool, dropout: float = 0.0, width: int = 4) -> tuple[Any, ...]:
+def _attention(
+    causal: bool,
+    dropout: float = 0.0,
+    width: int = 4,
+    bias: Tensor | None = None,
+    shared: int = 2,
+    window: bool = False,
+) -> tuple[Any, ...]:
     q, k = (N, N) if causal else (N, M)
-    query, key = _floats(q.total, 2, 4), _floats(k.total, 2, 4)
-    value = _floats(k.total, 2, width)
-    return query, key, value, q.lengths, k.lengths, causal, 0.5, dropout, torch.tensor(7)
+    query, key = _floats(q.total, 2, 4), _floats(k.total, shared, 4)
+    value = _floats(k.total, shared, width)
+    left = 1 if window else -1
+    return query, key, value, bias, q.lengths, k.lengths, causal, left, -1, 0.5, dropout, torch.tensor(7)
 
 
 def _spelled() -> tuple[Any, ...]:
@@ -48,11 +56,21 @@ def _detached(arguments: tuple[Any, ...]) -> list[Any]:
     return [a.detach() if isinstance(a, Tensor) else a for a in arguments]
 
 
-def _attention_backward() -> tuple[Any, ...]:
-    arguments = _attention(causal=True)
+def _attention_backward(bias: Tensor | None = None) -> tuple[Any, ...]:
+    arguments = _attention(causal=True, bias=bias)
     query, key, value = (t.detach() for t in arguments[:3])
-    out, lse = torch.ops.packed.attention(query, key, value, *arguments[3:])
-    return torch.ones_like(out), query, key, value, out, lse, *arguments[3:]
+    out, lse = torch.ops.packed.attention(query, key, value, bias, *arguments[4:])
+    return torch.ones_like(out), query, key, value, bias, out, lse, bias is not None, *arguments[4:]
+
+
+def _attention_weights(causal: bool, bias: Tensor | None = None, dropout: float = 0.0) -> tuple[Any, ...]:
+    query, key, _, *rest = _attention(causal, dropout, bias=bias)
+    return query, key, rest[0], (SQUARE if causal else PAIR).cells, *rest[1:]
+
+
+def _weights_backward() -> tuple[Any, ...]:
+    query, key, bias, cells, *rest = _attention_weights(True, _floats(SQUARE.cells, 2).detach())
+    return _floats(cells, 2).detach(), query.detach(), key.detach(), bias, True, *rest
 
 
 #: Operator -> name of a case -> arguments.
@@ -111,8 +129,24 @@ CASES: dict[str, dict[str, tuple[Any, ...]]] = {
         "causal": _attention(causal=True),
         "wider_values": _attention(causal=False, width=3),
         "dropout": _attention(causal=True, dropout=0.5),
+        "bias": _attention(causal=False, bias=_floats(PAIR.cells, 2)),
+        "bias_of_all_heads": _attention(causal=True, bias=_floats(SQUARE.cells, 1), window=True),
+        "bias_of_all_samples": _attention(causal=False, bias=_floats(2, 5, 4)),
+        "mask": _attention(causal=True, bias=torch.arange(SQUARE.cells)[:, None] % 3 > 0),
+        "grouped": _attention(causal=False, shared=1, bias=_floats(PAIR.cells, 2)),
+        "window": _attention(causal=False, window=True),
     },
-    "attention_backward": {"causal": _attention_backward()},
+    "attention_backward": {
+        "causal": _attention_backward(),
+        "bias": _attention_backward(_floats(SQUARE.cells, 2).detach()),
+    },
+    "attention_weights": {
+        "two_axes": _attention_weights(causal=False),
+        "bias": _attention_weights(causal=True, bias=_floats(SQUARE.cells, 2)),
+        "bias_of_all_samples": _attention_weights(causal=False, bias=_floats(1, 5, 4)),
+        "dropout": _attention_weights(causal=True, dropout=0.5),
+    },
+    "attention_weights_backward": {"bias": _weights_backward()},
     "derive": {
         "slice": (N.lengths, N.offsets, -1, -1, 1),
         "stride_of_a_head": (N.lengths, N.offsets, 4, 1, 2),
@@ -162,7 +196,7 @@ def test_an_operator_passes_pytorchs_checks(name: str, case: str) -> None:
 #: Operator with a gradient -> the module that has its other way to be called.
 WITH_GRADIENT = {
     **dict.fromkeys(("sum_rows", "expand_rows", "peak_rows", "reorder_rows", "softmax_rows"), segment),
-    "attention": attention,
+    **dict.fromkeys(("attention", "attention_weights"), attention),
     "contract": contraction,
     "normalize_rows": norm,
     "ctc_losses": ctc,

@@ -1,0 +1,16 @@
+"""Attention on payloads: what is asked (:class:`Call`), and the backends that can do it."""
+
+from .call import UNLIMITED, Call
+from .door import TABLE, Backend, attend, attention_backend, markdown
+from .weights import attention_weights
+
+__all__ = [
+    "TABLE",
+    "UNLIMITED",
+    "Backend",
+    "Call",
+    "attend",
+    "attention_backend",
+    "attention_weights",
+    "markdown",
+]
