@@ -5,7 +5,7 @@
 torch.Size([2, 8])
 """
 
-from . import compat, dispatch, pattern, rules
+from . import compat, dispatch, nn, pattern, rules
 from .attention import attention_backend
 from .axis import Axis, Extent, Grid
 from .compile import deliver, dynamic_shapes, mark_dynamic
@@ -37,6 +37,7 @@ __all__ = [
     "is_packed",
     "map_tensors",
     "mark_dynamic",
+    "nn",
     "parse",
     "pattern",
     "per_sample_mean",

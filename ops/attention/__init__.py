@@ -1,10 +1,11 @@
 """Attention on payloads: what is asked (:class:`Call`), and the backends that can do it."""
 
 from .call import UNLIMITED, Call
-from .door import TABLE, Backend, attend, attention_backend, markdown
+from .door import AUTO, TABLE, Backend, attend, attention_backend, markdown
 from .weights import attention_weights
 
 __all__ = [
+    "AUTO",
     "TABLE",
     "UNLIMITED",
     "Backend",

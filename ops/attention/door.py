@@ -102,7 +102,9 @@ def attend(call: Call) -> Tensor:
     reason = TABLE[name].refuses(call)
     if reason is not None:
         able = ", ".join(other for other, backend in TABLE.items() if backend.refuses(call) is None)
-        raise NotImplementedError(f"attention backend '{name}' cannot do this: {reason}. Those that can: {able}")
+        raise NotImplementedError(
+            f"attention backend '{name}' cannot do this: {reason}. Those that can: {able}"
+        )
     return TABLE[name].run(call)
 
 

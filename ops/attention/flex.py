@@ -37,7 +37,9 @@ def run(call: Call) -> Tensor:
     """[Tq, H, Dv]."""
     if call.q.total == 0 or call.k.total == 0:
         return call.query.new_zeros((*call.query.shape[:2], call.value.shape[2]))
-    mask = create_block_mask(_seen(call), None, None, call.q.total, call.k.total, device=call.query.device.type)
+    mask = create_block_mask(
+        _seen(call), None, None, call.q.total, call.k.total, device=call.query.device.type
+    )
     q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (call.query, call.key, call.value))
     attend = _compiled() if q.is_cuda and not torch.compiler.is_compiling() else flex_attention
     grouped = call.query.shape[1] != call.key.shape[1]

@@ -212,7 +212,13 @@ attention = define(
 
 
 def _attention_weights(
-    query: Tensor, key: Tensor, bias: Tensor | None, cells: int, q_lengths: Tensor, k_lengths: Tensor, *given: Any
+    query: Tensor,
+    key: Tensor,
+    bias: Tensor | None,
+    cells: int,
+    q_lengths: Tensor,
+    k_lengths: Tensor,
+    *given: Any,
 ) -> Tensor:
     operands, options = Operands(query, key, key, bias), _options(*given)
     out = query.new_zeros((cells, query.shape[1]))
@@ -226,7 +232,9 @@ def _attention_weights(
     return out
 
 
-def _attention_weights_fake(query: Tensor, key: Tensor, bias: Tensor | None, cells: int, *rest: Any) -> Tensor:
+def _attention_weights_fake(
+    query: Tensor, key: Tensor, bias: Tensor | None, cells: int, *rest: Any
+) -> Tensor:
     return query.new_empty((cells, query.shape[1]))
 
 

@@ -72,11 +72,12 @@ def _made(threads: int) -> ThreadPoolExecutor:
     """A pool whose threads are all there and run operators on one thread.
 
     ``torch.set_num_threads`` counts for the thread that calls it and for threads to come, so the caller says
-    its own number again.
+    its own number again. A thread takes over the process's number when it first asks: before it sets its own.
     """
     here = threading.Barrier(threads + 1)
 
     def begin() -> None:
+        torch.get_num_threads()
         torch.set_num_threads(1)
         here.wait()
 

@@ -120,7 +120,9 @@ def _expanded(mask: Any, batch: int, heads: int) -> Any:
 def _both(a: Tensor, b: Tensor, query: PackedTensor, key: PackedTensor) -> Tensor:
     """The sum of two biases, where the first may be shared by all samples."""
     if a.dim() == 3:
-        a = pair_bias(a.expand(query.batch_size, -1, -1, -1), query.axes[0], key.axes[0], _SCORES, [a.shape[0]])
+        a = pair_bias(
+            a.expand(query.batch_size, -1, -1, -1), query.axes[0], key.axes[0], _SCORES, [a.shape[0]]
+        )
     if a.dtype == b.dtype == torch.bool:
         return a & b
     a, b = (_additive(x) for x in (a, b))
