@@ -1,4 +1,4 @@
-"""``torch.nn.attention.flex_attention``: the batch as one long sequence in which samples do not see each other.
+"""``torch.nn.attention.flex_attention``: the batch as one long sequence whose samples do not see each other.
 
 A query and a key meet where their samples agree; causality and windows compare positions inside samples, and
 a bias is read at the pair's cell. Fast only where it is compiled, which it is on CUDA devices; on a CPU it

@@ -245,7 +245,7 @@ def _weights_backward(
     operands = Operands(query, key, key, bias)
     found, whole = samples(q_lengths, k_lengths)
     targets = [_new(t.shape, t, t.dtype, whole) for t in (query, key)]
-    grad_bias, groups = _room_for(bias, of_bias), operands.groups
+    grad_bias = _room_for(bias, of_bias)
 
     def work(s: Sample) -> None:
         soft, keep = weights(operands, s, options)

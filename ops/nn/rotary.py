@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al., RoFormer, 2021): features turned by angles that grow with position."""
+"""Rotary position embedding (Su et al., RoFormer, 2021): features turned by angles that grow by position."""
 
 from __future__ import annotations
 

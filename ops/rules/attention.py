@@ -137,8 +137,8 @@ def _shared(mask: Tensor, q: Axis, k: Axis, order: tuple[int, ...], heads: list[
             torch._check(mask.shape[d] == axis.max_length)
         elif mask.shape[d] != axis.max_length:
             raise ValueError(
-                f"{WHAT}: attn_mask of shape {tuple(mask.shape)} has {mask.shape[d]} {name} where the largest "
-                f"length of axis '{axis.label}' is {axis.max_length}; slice it to the batch"
+                f"{WHAT}: attn_mask of shape {tuple(mask.shape)} has {mask.shape[d]} {name} where the "
+                f"largest length of axis '{axis.label}' is {axis.max_length}; slice it to the batch"
             )
     mask = mask.expand(*mask.shape[:-2], q.max_length, k.max_length)
     lead = list(mask.shape[:-2])
