@@ -1,10 +1,11 @@
 """Attention on samples of many lengths: ``python -m examples.benchmarks.attention``.
 
-First `scaled_dot_product_attention` alone, 32 samples of log-normal lengths (mean 178, at most 512), 8 heads of
-32 features: on a `PackedTensor`, on each sample of one split, on padded batches with a mask, also with a bias for
-each pair, and in fewer rounds on `torch.nested`. Then a training step (without the optimiser) of unmodified
-`nn.TransformerEncoder` and `nn.Transformer`: packed, padded with a mask, packed by hand from the same weights,
-and where the package is installed danling. All sides take turns; a figure is the median of the rounds' ratios.
+First `scaled_dot_product_attention` alone, 32 samples of log-normal lengths (mean 178, at most 512), 8 heads
+of 32 features: on a `PackedTensor`, on each sample of one split, on padded batches with a mask, also with a
+bias for each pair, and in fewer rounds on `torch.nested`. Then a training step (without the optimiser) of
+unmodified `nn.TransformerEncoder` and `nn.Transformer`: packed, padded with a mask, packed by hand from the
+same weights, and where the package is installed danling. All sides take turns; a figure is the median of the
+ratios of the rounds.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from ops import PackedTensor
 from packload.demo.data import load_reviews
 
 HEADS, HEAD_DIM, WIDTH = 8, 32, 256
-sdpa = F.scaled_dot_product_attention
+sdpa: Callable[..., Any] = F.scaled_dot_product_attention
 Sides = Mapping[str, Callable[[], Any]]
 
 

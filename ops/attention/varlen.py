@@ -30,7 +30,9 @@ def run(call: Call) -> Tensor:
     """[Tq, H, Dv]."""
     extra: dict[str, Any] = {"enable_gqa": call.query.shape[1] != call.key.shape[1]} if _GROUPS else {}
     out = varlen.varlen_attn(
-        *(t.contiguous() for t in (call.query, call.key, call.value)),
+        call.query.contiguous(),
+        call.key.contiguous(),
+        call.value.contiguous(),
         call.q.offsets,
         call.k.offsets,
         call.q.max_length,

@@ -79,7 +79,8 @@ def _attention(
     k_lengths: Tensor,
     *given: Any,
 ) -> tuple[Tensor, Tensor]:
-    operands, options = Operands(*_lined_up(query, key, value), bias), _options(*given)
+    query, key, value = _lined_up(query, key, value)
+    operands, options = Operands(query, key, value, bias), _options(*given)
     rows, heads = query.shape[:2]
     found, whole = samples(q_lengths, k_lengths)
     out = _new((rows, heads, value.shape[2]), query, query.dtype, whole)

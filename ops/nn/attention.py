@@ -58,7 +58,8 @@ def attention(
     """
     if any(side is not None and side < 0 for side in window):
         raise ValueError(f"attention: window {window}; its sides are counts of positions, or None")
-    sides = tuple(UNLIMITED if side is None else side for side in window)
+    left, right = (UNLIMITED if side is None else side for side in window)
+    sides = (left, right)
     if position_bias is not None:
         i = torch.arange(query.shape[-2], device=query.device)[:, None]
         j = torch.arange(key.shape[-2], device=query.device)[None]
@@ -85,7 +86,7 @@ def _dense_attention(
     value: Tensor,
     added: Tensor | None,
     causal: bool,
-    window: tuple[int, ...],
+    window: tuple[int, int],
     scale: float | None,
     grouped: bool,
     dropout: float,
