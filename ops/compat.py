@@ -162,7 +162,7 @@ def trace_matmul() -> None:
     if table is not None:
         names = ["__matmul__", "__rmatmul__", "__imatmul__"]
         table().setdefault(operator.matmul, (names, operator.imatmul))
-        builtin.BuiltinVariable._binop_handlers.cache_clear()  # type: ignore[attr-defined]
+        builtin.BuiltinVariable._binop_handlers.cache_clear()
 
 
 trace_into(TRACED_INTO)

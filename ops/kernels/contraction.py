@@ -145,11 +145,11 @@ def _contract(
     if plan.swapped:
         sides[0], sides[1] = sides[1], sides[0]
     matrices = plan.groups == (0, 1, 1, 1)
-    for parts in zip(*sides):
-        if matrices and len(parts[0]) == 1:
-            _multiply_one(*(part[0] for part in parts), plan)
+    for left, right, target in zip(*sides):
+        if matrices and len(left) == 1:
+            _multiply_one(left[0], right[0], target[0], plan)
         else:
-            _multiply(*parts, plan)
+            _multiply(left, right, target, plan)
     return out
 
 

@@ -241,16 +241,15 @@ RULES: dict[str, Callable[..., Any]] = {
 }
 for _name, _rule in RULES.items():
     dispatch.register("contraction", on_operands(_rule), _name)
-for _name, _rule in {"matmul": matmul, "vecdot": vecdot, "multi_dot": multi_dot}.items():
-    dispatch.register_function(
-        "contraction", on_operands(_rule), f"linalg_{_name}", getattr(torch.linalg, _name)
-    )
+for _name, _inside in {"matmul": matmul, "vecdot": vecdot, "multi_dot": multi_dot}.items():
+    _function = getattr(torch.linalg, _name)
+    dispatch.register_function("contraction", on_operands(_inside), f"linalg_{_name}", _function)
 
 
 def _swapped(self: Any, other: Any) -> Any:
     return matmul(other, self)
 
 
-for _name, _rule in {"__matmul__": matmul, "__rmatmul__": _swapped}.items():
-    setattr(PackedTensor, _name, _rule)
-    dispatch.PYTHON[_name] = on_operands(_rule)
+for _name, _operator in {"__matmul__": matmul, "__rmatmul__": _swapped}.items():
+    setattr(PackedTensor, _name, _operator)
+    dispatch.PYTHON[_name] = on_operands(_operator)

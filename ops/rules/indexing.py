@@ -281,6 +281,8 @@ def take(x: Any, index: Any) -> PackedTensor:
             "take of a packed tensor needs packed positions inside each sample; for the same positions of "
             "every sample use x.index_select(dim, index)"
         )
+    if index.dtype != torch.int64:
+        raise RuntimeError(f"take: positions are int64, not {index.dtype}; a mask chooses by x[mask]")
     if not is_packed(x):
         return like(index, torch.take(x, index.values))
     if x.batch_size != index.batch_size:

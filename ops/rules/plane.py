@@ -105,9 +105,9 @@ def diag_embed(x: PackedTensor, offset: int = 0, dim1: int = -2, dim2: int = -1)
         values = x.values.movedim(c - k, -1).diag_embed(offset)
         order, grid = [entry - (entry > c) for entry in rest], x.grid
     else:
-        axis = segments_along(x, -1) and x.grid.axes[c - 1].derive(abs(offset))
-        if axis is None:
+        if segments_along(x, -1) is None:
             raise ValueError("diag_embed needs a static or a ragged last dim; here it is the batch")
+        axis = x.grid.axes[c - 1].derive(abs(offset))
         axes = [*x.grid.axes[: c - 1], axis, *x.grid.axes[c:], axis]
         grid, new = Grid(axes), [c, k + 1]
         starts = [0] * (k + 1)

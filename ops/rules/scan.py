@@ -183,6 +183,8 @@ def trapezoid(total: str) -> Callable[..., Any]:
     """``trapezoid`` and its running form: areas between neighbours along one dim, added by ``total``."""
 
     def rule(y: Any, x: Any = None, *, dx: float = 1, dim: int = -1) -> Any:
+        if torch.bool in (y.dtype, getattr(x, "dtype", None)):
+            raise RuntimeError("trapezoid: areas are of numbers, not of truth values; convert with .float()")
         before = (slice(None),) * y.dim_index(dim)
         areas = (y[(*before, slice(1, None))] + y[(*before, slice(None, -1))]) / 2
         if x is None:

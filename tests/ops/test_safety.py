@@ -33,6 +33,7 @@ TESTED_APART = {
     "torch.Tensor.split",
     "torch.repeat_interleave",
     "torch.squeeze",
+    "torch.squeeze_copy",
     "torch.Tensor.squeeze",
     "torch.Tensor.squeeze_",
     "torch.Tensor.type_as",
