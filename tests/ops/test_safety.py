@@ -34,6 +34,7 @@ TESTED_APART = {
     "torch.repeat_interleave",
     "torch.squeeze",
     "torch.squeeze_copy",
+    "torch.unbind_copy",
     "torch.Tensor.squeeze",
     "torch.Tensor.squeeze_",
     "torch.Tensor.type_as",
