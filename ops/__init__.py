@@ -10,8 +10,8 @@ from .attention import attention_backend
 from .axis import Axis, Extent, Grid
 from .compile import deliver, dynamic_shapes, mark_dynamic
 from .dispatch import FallbackWarning, coverage, strict
+from .means import per_sample_mean
 from .pattern import Pattern, parse
-from .rules.loss import per_sample_mean
 from .sequences import from_packed_sequence, to_packed_sequence
 from .tensor import PackedTensor, is_packed, map_tensors
 

@@ -367,3 +367,26 @@ class _BySize:
         kept = list(range(len(self.kept)))
         index, inverse = self.maps(grid, kept, list(range(len(kept), len(axes))))
         return PackedTensor(segment.reorder_rows(joined, inverse, index), grid, tuple(entries))
+
+
+# ------------------------------------------------------------------ covariances
+
+
+def covariance(correction: int) -> Callable[[Tensor], Tensor]:
+    def call(values: Tensor) -> Tensor:
+        values = (
+            values
+            if values.is_floating_point() or values.is_complex()
+            else values.to(torch.get_default_dtype())
+        )
+        centred = values - values.mean(-1, keepdim=True)
+        return centred @ centred.mH / max(values.shape[-1] - correction, 0)
+
+    return call
+
+
+def correlation(values: Tensor) -> Tensor:
+    out = covariance(1)(values)
+    spread = out.diagonal(dim1=-2, dim2=-1).real.sqrt()
+    out = out / spread.unsqueeze(-1) / spread.unsqueeze(-2)
+    return torch.complex(out.real.clip(-1, 1), out.imag.clip(-1, 1)) if out.is_complex() else out.clip(-1, 1)

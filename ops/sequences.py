@@ -9,6 +9,7 @@ the device.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -153,3 +154,33 @@ def _require_lengths(axis: Axis, by_length: Tensor, rank: Tensor) -> None:
             f"sample {sample} has {int(by_length[rank[sample]])} positions in the PackedSequence, "
             f"{int(axis.lengths[sample])} along the axis '{axis.label}'"
         )
+
+
+# ------------------------------------------------------------------ lengths given beside a packed sequence
+
+
+def require_one_axis(what: str, x: PackedTensor, ndim: int) -> None:
+    """Raise ValueError unless an operand of a loss over sequences has a batch and one ragged dim."""
+    if x.dim() != ndim or len(x.grid.axes) != 1 or 0 not in x.order:
+        dims = "a batch, a ragged and a class dim" if ndim == 3 else "a batch and a ragged dim"
+        raise ValueError(f"ctc_loss: packed {what} have {dims}; got {tuple(x.shape)}")
+
+
+def agreed_lengths(what: str, given: Any, axis: Axis) -> Tensor:
+    """The lengths of an axis, and that ``given`` ones are the same."""
+    if given is not None:
+        lengths = torch.as_tensor(given)
+        if lengths.device.type == "cpu":
+            structure.check_same(
+                lengths.long(), axis.lengths, f"ctc_loss: {what} against the packed operand's"
+            )
+        else:
+            torch._assert_async((lengths == lengths_of(axis)).all())
+    return axis.lengths
+
+
+def on_host(what: str, lengths: Any) -> Tensor:
+    """Lengths as int64 on the host."""
+    if lengths is None:
+        raise ValueError(f"ctc_loss: {what}_lengths are needed where that operand is dense")
+    return torch.as_tensor(lengths).cpu().long()

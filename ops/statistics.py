@@ -224,3 +224,51 @@ def quantile_over(
     )
     weight = torch.full_like(rank, 0.5) if interpolation == "midpoint" else rank - low
     return below.lerp(above, weight)
+
+
+# ------------------------------------------------------------------ over dims of the payload alone
+
+
+def along(function: Any) -> Over:
+    """A dense operator along one dim, whose pairs are taken over."""
+
+    def dense(values: Tensor, dims: list[int]) -> Any:
+        out = function(values, dims[0], keepdim=True)
+        return out if isinstance(out, Tensor) else ValuesIndices(out[0], out[1])
+
+    return dense
+
+
+def logsumexp_of(values: Tensor, dims: list[int], keepdim: bool) -> Tensor:
+    """``torch.logsumexp``, which in a graph for any lengths asks whether there is an entry."""
+    if not torch.compiler.is_compiling():
+        return torch.logsumexp(values, dims, keepdim=keepdim)
+    peak = values.detach().amax(dims, keepdim=True)
+    peak = peak.masked_fill(peak.isinf(), 0)
+    return (values - peak).exp().sum(dims, keepdim=True).log() + peak
+
+
+def dense_form(function: Any) -> Over:
+    def dense(values: Tensor, dims: list[int]) -> Tensor:
+        return function(values, dims, keepdim=True)
+
+    return dense
+
+
+def dense_spread(function: Any) -> Over:
+    def dense(values: Tensor, dims: list[int], correction: float) -> Any:
+        return function(values, dims, correction=correction, keepdim=True)
+
+    return dense
+
+
+def norm_of(values: Tensor, dims: list[int], ord: float) -> Tensor:
+    return torch.linalg.vector_norm(values, ord, dims, keepdim=True)
+
+
+def count_of(values: Tensor, dims: list[int]) -> Tensor:
+    return (values != 0).sum(dims, keepdim=True)
+
+
+def aminmax_of(values: Tensor, dims: list[int]) -> MinMax:
+    return MinMax(values.amin(dims, keepdim=True), values.amax(dims, keepdim=True))

@@ -6,7 +6,6 @@ the valid entries of all samples, and is dense; only what has an entry for every
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 from .. import dispatch
 from ..align import Layout, packed_payload
 from ..cells import static_dim
-from ..matrices import apply
+from ..matrices import apply, correlation, covariance
 from ..tensor import ROWS, PackedTensor, is_packed, like
 from .shape import on_tensor
 
@@ -171,32 +170,12 @@ def cov(x: PackedTensor, *, correction: int = 1, fweights: Any = None, aweights:
     """``torch.cov`` of each matrix (..., variables, observations) -> (..., variables, variables)."""
     if fweights is not None or aweights is not None:
         raise NotImplementedError("cov of a packed tensor takes no weights; apply it to each of x.to_list()")
-    return apply("cov", _covariance(correction), "rc->rr", [x])
+    return apply("cov", covariance(correction), "rc->rr", [x])
 
 
 def corrcoef(x: PackedTensor) -> Any:
     """``torch.corrcoef`` of each matrix (..., variables, observations) -> (..., variables, variables)."""
-    return apply("corrcoef", _correlation, "rc->rr", [x])
-
-
-def _covariance(correction: int) -> Callable[[Tensor], Tensor]:
-    def call(values: Tensor) -> Tensor:
-        values = (
-            values
-            if values.is_floating_point() or values.is_complex()
-            else values.to(torch.get_default_dtype())
-        )
-        centred = values - values.mean(-1, keepdim=True)
-        return centred @ centred.mH / max(values.shape[-1] - correction, 0)
-
-    return call
-
-
-def _correlation(values: Tensor) -> Tensor:
-    out = _covariance(1)(values)
-    spread = out.diagonal(dim1=-2, dim2=-1).real.sqrt()
-    out = out / spread.unsqueeze(-1) / spread.unsqueeze(-2)
-    return torch.complex(out.real.clip(-1, 1), out.imag.clip(-1, 1)) if out.is_complex() else out.clip(-1, 1)
+    return apply("corrcoef", correlation, "rc->rr", [x])
 
 
 dispatch.register("counting", on_tensor(unique), "unique")

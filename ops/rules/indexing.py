@@ -30,11 +30,10 @@ from ..cells import (
     unstacked_order,
 )
 from ..kernels import structure
+from ..keys import expand_ellipsis, is_all, is_list, plain
 from ..reshaping import in_logical_order
 from ..tensor import ROWS, PackedTensor, is_packed, like, sample_rows
 from .shape import on_operands, on_tensor, unsqueeze
-
-ALL = slice(None)
 
 
 def getitem(x: PackedTensor, key: Any) -> Any:
@@ -44,17 +43,17 @@ def getitem(x: PackedTensor, key: Any) -> Any:
         IndexError: too many indices, or a position that a sample does not have (names the sample).
         NotImplementedError: an index that no rule covers yet; says what to write.
     """
-    keys = _expand_ellipsis(key if isinstance(key, tuple) else (key,), len(x.order))
-    if all(k is None or _is_all(k) for k in keys):
+    keys = expand_ellipsis(key if isinstance(key, tuple) else (key,), len(x.order))
+    if all(k is None or is_all(k) for k in keys):
         return _new_dims(x, keys)
     if any(is_packed(k) for k in keys):
         return _mask_rows(x, keys)
-    keys = [_plain(k) for k in keys]
-    if sum(1 for k in keys if _is_list(k)) > 1:
+    keys = [plain(k) for k in keys]
+    if sum(1 for k in keys if is_list(k)) > 1:
         raise NotImplementedError("index with one list or tensor at a time, e.g. x[:, :, ids][samples]")
     plan, dim = [], 0
     for place, k in enumerate(keys):
-        if k is not None and dim < len(x.order) and x.order[dim] == 0 and not _is_all(k):
+        if k is not None and dim < len(x.order) and x.order[dim] == 0 and not is_all(k):
             x, keys[place] = _index_batch(x, k), slice(None)
             if not is_packed(x):
                 return x[tuple(keys[:place] + keys[place + 1 :])]
@@ -80,47 +79,8 @@ def _new_dims(x: PackedTensor, keys: list[Any]) -> PackedTensor:
     return x
 
 
-def _expand_ellipsis(keys: tuple[Any, ...], ndim: int) -> list[Any]:
-    used = sum(1 for k in keys if k is not None and k is not Ellipsis)
-    if used > ndim:
-        raise IndexError(f"too many indices: {used} for a packed tensor of {ndim} dims")
-    place = [i for i, k in enumerate(keys) if k is Ellipsis]
-    if not place:
-        return list(keys)
-    return [*keys[: place[0]], *[slice(None)] * (ndim - used), *keys[place[0] + 1 :]]
-
-
-def _plain(key: Any) -> Any:
-    """Integers of numpy and of tensors as Python's."""
-    if isinstance(key, slice):
-        bounds = (key.start, key.stop, key.step)
-        return slice(*[int(b) if isinstance(b, np.integer) else b for b in bounds])
-    if isinstance(key, (bool, np.bool_)) or (
-        isinstance(key, Tensor) and key.dim() == 0 and key.dtype == torch.bool
-    ):
-        raise NotImplementedError("a packed tensor is not indexed by one truth value")
-    if _is_list(key) and _depth(key) > 1:
-        raise NotImplementedError("a packed tensor is indexed by lists and tensors of one dim")
-    scalar = isinstance(key, Tensor) and key.dim() == 0
-    return int(key) if scalar or isinstance(key, np.integer) else key
-
-
-def _is_all(key: Any) -> bool:
-    return isinstance(key, slice) and key == ALL
-
-
-def _is_list(key: Any) -> bool:
-    return isinstance(key, (list, tuple, range, np.ndarray)) or (isinstance(key, Tensor) and key.dim() > 0)
-
-
-def _depth(key: Any) -> int:
-    if isinstance(key, (Tensor, np.ndarray)):
-        return key.ndim
-    return 2 if any(_is_list(k) for k in key) else 1
-
-
 def _index_dim(x: PackedTensor, dim: int, key: Any) -> Any:
-    if _is_all(key):
+    if is_all(key):
         return x
     c, k = x.order[dim], len(x.grid.axes)
     if c == ROWS:
@@ -131,7 +91,7 @@ def _index_dim(x: PackedTensor, dim: int, key: Any) -> Any:
         return slice_axis(x, c - 1, key)
     if isinstance(key, int):
         return select_position(x, dim, key)
-    if _is_list(key):
+    if is_list(key):
         return pick(x, dim, key)
     raise NotImplementedError(
         f"the ragged axis '{x.grid.axes[c - 1].label}' takes a slice, an integer or a list of positions; got "
@@ -191,7 +151,7 @@ def _mask_rows(x: PackedTensor, keys: list[Any]) -> PackedTensor:
     batch and a ragged dim.
     """
     mask, rest = keys[0], keys[1:]
-    if not is_packed(mask) or mask.dtype != torch.bool or not all(_is_all(k) for k in rest):
+    if not is_packed(mask) or mask.dtype != torch.bool or not all(is_all(k) for k in rest):
         raise NotImplementedError(
             "a packed tensor is indexed by one packed boolean mask over its leading dims; for packed "
             "integers use torch.take_along_dim(x, index, dim)"
@@ -431,7 +391,7 @@ def _index_dense(x: Tensor, key: Any) -> PackedTensor:
     """``table[ids]``: dims of a dense tensor looked up for every position of packed integers."""
     keys = key if isinstance(key, tuple) else (key,)
     packed = [k for k in keys if is_packed(k)]
-    if any(k.dtype == torch.bool for k in packed) or not all(is_packed(k) or _is_all(k) for k in keys):
+    if any(k.dtype == torch.bool for k in packed) or not all(is_packed(k) or is_all(k) for k in keys):
         raise NotImplementedError(
             "a dense tensor is indexed by packed integers and full slices; a packed mask does not fit it"
         )

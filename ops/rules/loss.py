@@ -9,7 +9,8 @@ A loss is a row of a table that says what the dims of its operands are:
 
 The others are formulas of these and of pointwise operators.
 
-``reduction="none"`` gives a packed tensor. The mean is over positions; :func:`per_sample_mean` is the other.
+``reduction="none"`` gives a packed tensor. The mean is over positions; of samples it is
+:func:`ops.per_sample_mean`.
 """
 
 from __future__ import annotations
@@ -25,12 +26,10 @@ from torch import Tensor
 from torch.nn import _reduction
 
 from .. import dispatch
-from .. import statistics as over
 from ..align import Layout, align, over_cells
-from ..axis import Axis
-from ..kernels import ctc, structure
-from ..layout import lengths_of
+from ..kernels import ctc
 from ..segments import Segments
+from ..sequences import agreed_lengths, on_host, require_one_axis
 from ..tensor import PackedTensor, is_packed
 from .shape import on_operands
 
@@ -276,14 +275,14 @@ def ctc_loss(
         ValueError: lengths that are not the structure's, or dims that do not fit.
     """
     if is_packed(log_probs):
-        _require_one_axis("log_probs", log_probs, 3)
-        input_lengths = _lengths("input_lengths", input_lengths, log_probs.grid.axes[0])
+        require_one_axis("log_probs", log_probs, 3)
+        input_lengths = agreed_lengths("input_lengths", input_lengths, log_probs.grid.axes[0])
         log_probs = Segments(log_probs.grid, ()).padded(log_probs.values, 0).transpose(0, 1)
     if is_packed(targets):
-        _require_one_axis("targets", targets, 2)
-        target_lengths = _lengths("target_lengths", target_lengths, targets.grid.axes[0])
+        require_one_axis("targets", targets, 2)
+        target_lengths = agreed_lengths("target_lengths", target_lengths, targets.grid.axes[0])
         targets = targets.values
-    given = _on_host("input", input_lengths), _on_host("target", target_lengths)
+    given = on_host("input", input_lengths), on_host("target", target_lengths)
     if not torch.compiler.is_compiling():
         number = REDUCTIONS.index(_named(reduction))
         return torch.ctc_loss(log_probs, targets, given[0], given[1], blank, number, zero_infinity)
@@ -293,65 +292,6 @@ def ctc_loss(
     if _named(reduction) == "mean":
         losses = losses / given[1].clamp_min(1).to(losses)
     return reduced(losses, reduction)
-
-
-def _require_one_axis(what: str, x: PackedTensor, ndim: int) -> None:
-    if x.dim() != ndim or len(x.grid.axes) != 1 or 0 not in x.order:
-        dims = "a batch, a ragged and a class dim" if ndim == 3 else "a batch and a ragged dim"
-        raise ValueError(f"ctc_loss: packed {what} have {dims}; got {tuple(x.shape)}")
-
-
-def _lengths(what: str, given: Any, axis: Axis) -> Tensor:
-    """The lengths of an axis, and that ``given`` ones are the same."""
-    if given is not None:
-        lengths = torch.as_tensor(given)
-        if lengths.device.type == "cpu":
-            structure.check_same(
-                lengths.long(), axis.lengths, f"ctc_loss: {what} against the packed operand's"
-            )
-        else:
-            torch._assert_async((lengths == lengths_of(axis)).all())
-    return axis.lengths
-
-
-def _on_host(what: str, lengths: Any) -> Tensor:
-    if lengths is None:
-        raise ValueError(f"ctc_loss: {what}_lengths are needed where that operand is dense")
-    return torch.as_tensor(lengths).cpu().long()
-
-
-def per_sample_mean(values: Any, mask: Any = None, *, empty: float | None = math.nan) -> Tensor:
-    """The mean over samples of each sample's own mean; ``values.mean()`` is the mean over positions.
-
-    Every sample counts alike, however long: ``per_sample_mean(F.cross_entropy(x, y, reduction="none"))``.
-
-    Args:
-        values: packed, e.g. an unreduced loss; rows flattened from samples, too.
-        mask: bool, of a shape that broadcasts: which entries count, e.g. ``y != ignore_index``.
-        empty: what the mean of a sample is in which no entry counts; None leaves such samples out.
-
-    Returns:
-        A number.
-
-    Raises:
-        TypeError: ``values`` is not packed, or ``mask`` is not bool.
-    """
-    if not is_packed(values):
-        raise TypeError("per_sample_mean: values must be packed; a dense loss has equal samples: loss.mean()")
-    if mask is not None and getattr(mask, "dtype", None) != torch.bool:
-        raise TypeError(f"per_sample_mean: the mask must be a bool tensor; got {mask!r:.60}")
-    (entries, counted), layout = align("per_sample_mean", [values, mask])
-    segments, dims = Segments(layout.grid, ()), list(range(1, entries.dim()))
-    wide = entries.float() if entries.dtype in over.HALF else entries
-    if mask is None:
-        counted = torch.ones_like(wide, dtype=torch.bool)
-    wide, counted = torch.broadcast_tensors(wide, counted)
-    total = over.sum_over(wide.masked_fill(~counted, 0), dims, segments).flatten()
-    number = over.sum_over(counted, dims, segments).flatten()
-    means = total / number.clamp_min(1)
-    if empty is None:
-        return (means.sum() / (number > 0).sum()).to(entries.dtype)
-    return means.masked_fill(number == 0, empty).mean().to(entries.dtype)
 
 
 def _register(handler: dispatch.Handler, name: str) -> None:

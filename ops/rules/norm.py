@@ -16,8 +16,8 @@ from torch import Tensor
 
 from .. import dispatch
 from ..kernels import norm, structure
+from ..normalisation import affine, batch_norm_of, entries_of_channel, move, over_samples, wide_of
 from ..segments import Segments
-from ..statistics import HALF
 from ..tensor import ROWS, PackedTensor, is_packed, like
 from .feature import trailing
 from .shape import on_operands
@@ -67,15 +67,6 @@ def on_channels(name: str, x: Any, rule: Callable[[Tensor], Tensor]) -> PackedTe
     return like(x, rule(x.values.movedim(c - k, 1)).movedim(1, c - k))
 
 
-def _wide(values: Tensor) -> Tensor:
-    return values.float() if values.dtype in HALF else values
-
-
-def _others(values: Tensor) -> int:
-    """Entries of one channel in one cell of [cells, C, *]."""
-    return values.shape[2:].numel()
-
-
 # ------------------------------------------------------------------ over all samples
 
 
@@ -99,46 +90,16 @@ def batch_norm(
     def rule(values: Tensor) -> Tensor:
         if training:
             structure.check_not_single(
-                input.grid.lengths.sum().view(1) * _others(values),
+                input.grid.lengths.sum().view(1) * entries_of_channel(values),
                 "batch_norm: expected more than 1 value per channel when training; the whole batch has one "
                 "valid position",
             )
         given = (running_mean, running_var)
         if not torch.compiler.is_compiling():
             return F.batch_norm(values, *given, weight, bias, training, momentum, eps)
-        return _traced(values, given, weight, bias, training, momentum, eps)
+        return batch_norm_of(values, given, weight, bias, training, momentum, eps)
 
     return on_channels("batch_norm", input, rule)
-
-
-def _traced(
-    values: Tensor,
-    running: tuple[Any, Any],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Tensor:
-    """``F.batch_norm`` for a graph, in which PyTorch's kernels fail where there are no rows."""
-    wide = _wide(values)
-    shape = (-1, *[1] * (values.dim() - 2))
-    mean, var = running
-    if training:
-        number, dims = wide.new_full((), values.shape[0] * _others(values)), [0, *range(2, values.dim())]
-        mean = wide.sum(dims) / number.clamp_min(1)
-        var = (wide - mean.view(shape)).square().sum(dims) / number.clamp_min(1)
-        _move(running, (mean, var * (number / (number - 1).clamp_min(1))), number > 0, momentum)
-    out = (wide - mean.view(shape)) * (var + eps).rsqrt().view(shape)
-    return _affine("batch_norm", out, weight, bias).to(values.dtype)
-
-
-@torch.no_grad()
-def _move(running: Any, found: Any, some: Tensor, momentum: float) -> None:
-    """Move running statistics towards those found, where there were ``some`` entries."""
-    for target, statistic in zip(running, found):
-        if target is not None:
-            target.copy_(torch.where(some, target + momentum * (statistic - target), target))
 
 
 def synchronised(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PackedTensor:
@@ -154,19 +115,6 @@ def _by_sample(name: str, x: Any) -> Segments | None:
     if _packed(name, x).order[0] > 0:
         raise ValueError(f"{name}: dim 0 of {tuple(x.shape)} has to be the batch: transpose it there")
     return None if x.order[0] == ROWS else Segments(x.grid, ())
-
-
-def _affine(name: str, values: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    for what, parameter in (("weight", weight), ("bias", bias)):
-        if parameter is not None and parameter.shape != values.shape[1:2]:
-            raise ValueError(
-                f"{name}: a {what} of shape {tuple(parameter.shape)} for {values.shape[1]} channels"
-            )
-    shape = (-1, *[1] * (values.dim() - 2))
-    if weight is not None and bias is not None:
-        return torch.addcmul(bias.view(shape), values, weight.view(shape))
-    values = values if weight is None else values * weight.view(shape)
-    return values if bias is None else values + bias.view(shape)
 
 
 def group_norm(
@@ -191,10 +139,10 @@ def group_norm(
             raise ValueError(f"group_norm: {values.shape[1]} channels do not make {num_groups} groups")
         grouped = values.reshape(values.shape[0], num_groups, values.shape[1:].numel() // num_groups)
         if segments is None:
-            out = F.layer_norm(_wide(grouped), grouped.shape[2:], eps=eps)
+            out = F.layer_norm(wide_of(grouped), grouped.shape[2:], eps=eps)
         else:
             out = norm.normalize_rows(grouped, *segments.maps, segments.rows, eps)[0]
-        return _affine("group_norm", out.view(values.shape), weight, bias).to(values.dtype)
+        return affine("group_norm", out.view(values.shape), weight, bias).to(values.dtype)
 
     return on_channels("group_norm", input, rule)
 
@@ -226,25 +174,16 @@ def instance_norm(
 
     def rule(values: Tensor) -> Tensor:
         structure.check_not_single(
-            input.grid.lengths * _others(values),
+            input.grid.lengths * entries_of_channel(values),
             "instance_norm: expected more than 1 value per channel in each sample; sample {sample} has one",
         )
         flat = values.flatten(2) if values.dim() > 2 else values.unsqueeze(2)
         out, mean, var = norm.normalize_rows(flat, *segments.maps, segments.rows, eps)
         if running_mean is not None:
-            _move((running_mean, running_var), *_over_samples(segments, flat, mean, var), momentum)
-        return _affine("instance_norm", out.view(values.shape), weight, bias).to(values.dtype)
+            move((running_mean, running_var), *over_samples(segments, flat, mean, var), momentum)
+        return affine("instance_norm", out.view(values.shape), weight, bias).to(values.dtype)
 
     return on_channels("instance_norm", input, rule)
-
-
-@torch.no_grad()
-def _over_samples(segments: Segments, values: Tensor, mean: Tensor, var: Tensor) -> tuple[Any, Tensor]:
-    """The samples' mean and unbiased variance, averaged over those that are not empty; are there any."""
-    number = norm.entries(segments.maps[2], segments.rows, values)
-    filled = (segments.counts() > 0).view(-1, 1).to(number.dtype)
-    each = mean, var * number / (number - 1).clamp_min(1)
-    return [(statistic * filled).sum(0) / filled.sum() for statistic in each], filled.sum() > 0
 
 
 # ------------------------------------------------------------------ over channels

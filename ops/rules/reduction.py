@@ -203,16 +203,6 @@ def _norm(
 # ------------------------------------------------------------------ one position of each segment
 
 
-def _along(function: Any) -> Dense:
-    """A dense operator along one dim, whose pairs are taken over."""
-
-    def dense(values: Tensor, dims: list[int]) -> Any:
-        out = function(values, dims[0], keepdim=True)
-        return out if isinstance(out, Tensor) else ValuesIndices(out[0], out[1])
-
-    return dense
-
-
 def kthvalue(x: PackedTensor, k: int, dim: int = -1, keepdim: bool = False) -> ValuesIndices:
     """The ``k``-th smallest value along one dim, and its position."""
 
@@ -256,41 +246,6 @@ def _quantile(ignore_nan: bool) -> Any:
 # ------------------------------------------------------------------ rows
 
 
-def _logsumexp(values: Tensor, dims: list[int], keepdim: bool) -> Tensor:
-    """``torch.logsumexp``, which in a graph for any lengths asks whether there is an entry."""
-    if not torch.compiler.is_compiling():
-        return torch.logsumexp(values, dims, keepdim=keepdim)
-    peak = values.detach().amax(dims, keepdim=True)
-    peak = peak.masked_fill(peak.isinf(), 0)
-    return (values - peak).exp().sum(dims, keepdim=True).log() + peak
-
-
-def _dense(function: Any) -> Dense:
-    def dense(values: Tensor, dims: list[int]) -> Tensor:
-        return function(values, dims, keepdim=True)
-
-    return dense
-
-
-def _dense_spread(function: Any) -> Dense:
-    def dense(values: Tensor, dims: list[int], correction: float) -> Any:
-        return function(values, dims, correction=correction, keepdim=True)
-
-    return dense
-
-
-def _dense_norm(values: Tensor, dims: list[int], ord: float) -> Tensor:
-    return torch.linalg.vector_norm(values, ord, dims, keepdim=True)
-
-
-def _dense_count(values: Tensor, dims: list[int]) -> Tensor:
-    return (values != 0).sum(dims, keepdim=True)
-
-
-def _dense_aminmax(values: Tensor, dims: list[int]) -> MinMax:
-    return MinMax(values.amin(dims, keepdim=True), values.amax(dims, keepdim=True))
-
-
 def _needs_dim(x: PackedTensor) -> Tensor:
     raise ValueError(
         "argmax and argmin of a packed tensor need dim=: a position among all entries names no sample; "
@@ -306,31 +261,31 @@ def _of_entries(function: Any) -> Any:
 
 
 ROWS_OF_DATA: Sequence[tuple[str, Dense, Ragged, Any]] = (
-    ("sum", _dense(torch.sum), over.sum_over, _plain),
-    ("mean", _dense(torch.mean), over.mean_over, _plain),
-    ("amax", _dense(torch.amax), over.peak_over(largest=True), _plain),
-    ("amin", _dense(torch.amin), over.peak_over(largest=False), _plain),
-    ("aminmax", _dense_aminmax, over.aminmax_over, _plain),
+    ("sum", over.dense_form(torch.sum), over.sum_over, _plain),
+    ("mean", over.dense_form(torch.mean), over.mean_over, _plain),
+    ("amax", over.dense_form(torch.amax), over.peak_over(largest=True), _plain),
+    ("amin", over.dense_form(torch.amin), over.peak_over(largest=False), _plain),
+    ("aminmax", over.aminmax_of, over.aminmax_over, _plain),
     ("prod", over.prod_of, over.prod_over, _plain),
-    ("nansum", _dense(torch.nansum), over.nansum_over, _plain),
-    ("nanmean", _dense(torch.nanmean), over.nanmean_over, _plain),
-    ("any", _dense(torch.any), over.any_over, _plain),
-    ("all", _dense(torch.all), over.all_over, _plain),
-    ("count_nonzero", _dense_count, over.count_over, _plain),
-    ("logsumexp", _dense(_logsumexp), over.logsumexp_over, _plain),
-    ("var", _dense_spread(torch.var), over.var_over, _spread),
-    ("std", _dense_spread(torch.std), over.std_over, _spread),
-    ("var_mean", _dense_spread(torch.var_mean), over.var_mean_over, _spread),
-    ("std_mean", _dense_spread(torch.std_mean), over.std_mean_over, _spread),
-    ("norm", _dense_norm, over.norm_over, _norm),
+    ("nansum", over.dense_form(torch.nansum), over.nansum_over, _plain),
+    ("nanmean", over.dense_form(torch.nanmean), over.nanmean_over, _plain),
+    ("any", over.dense_form(torch.any), over.any_over, _plain),
+    ("all", over.dense_form(torch.all), over.all_over, _plain),
+    ("count_nonzero", over.count_of, over.count_over, _plain),
+    ("logsumexp", over.dense_form(over.logsumexp_of), over.logsumexp_over, _plain),
+    ("var", over.dense_spread(torch.var), over.var_over, _spread),
+    ("std", over.dense_spread(torch.std), over.std_over, _spread),
+    ("var_mean", over.dense_spread(torch.var_mean), over.var_mean_over, _spread),
+    ("std_mean", over.dense_spread(torch.std_mean), over.std_mean_over, _spread),
+    ("norm", over.norm_of, over.norm_over, _norm),
 )
 SELECTIONS: Sequence[tuple[str, Dense, Ragged, Any]] = (
-    ("argmax", _along(torch.argmax), over.argpeak_over("argmax", True), _needs_dim),
-    ("argmin", _along(torch.argmin), over.argpeak_over("argmin", False), _needs_dim),
-    ("max", _along(torch.max), over.first_peak_over("max", True), _of_entries(torch.max)),
-    ("min", _along(torch.min), over.first_peak_over("min", False), _of_entries(torch.min)),
-    ("median", _along(torch.median), over.median_over, _of_entries(torch.median)),
-    ("nanmedian", _along(torch.nanmedian), over.nanmedian_over, _of_entries(torch.nanmedian)),
+    ("argmax", over.along(torch.argmax), over.argpeak_over("argmax", True), _needs_dim),
+    ("argmin", over.along(torch.argmin), over.argpeak_over("argmin", False), _needs_dim),
+    ("max", over.along(torch.max), over.first_peak_over("max", True), _of_entries(torch.max)),
+    ("min", over.along(torch.min), over.first_peak_over("min", False), _of_entries(torch.min)),
+    ("median", over.along(torch.median), over.median_over, _of_entries(torch.median)),
+    ("nanmedian", over.along(torch.nanmedian), over.nanmedian_over, _of_entries(torch.nanmedian)),
 )
 
 
@@ -371,7 +326,7 @@ for _name, _over_dims, _ragged, _whole in SELECTIONS:
     dispatch.register("reduction", _handler, _name)
 dispatch.register_function(
     "reduction",
-    reduction("vector_norm", _dense_norm, over.norm_over, _vector_norm),
+    reduction("vector_norm", over.norm_of, over.norm_over, _vector_norm),
     "linalg_vector_norm",
     torch.linalg.vector_norm,
 )
