@@ -101,25 +101,30 @@ def _multiply(x: Tensor, y: Tensor, out: Tensor, plan: _Plan) -> None:
         target.copy_(torch.bmm(rows, columns).view(target.shape))
 
 
-def _multiply_one(x: Tensor, y: Tensor, out: Tensor, plan: _Plan) -> None:
-    """One sample whose operands are matrices: fewer calls, which count where samples are small."""
-    x, y, out = (
-        t if dims == (0, 1, 2) else t.t()
-        for t, dims in ((x, plan.first), (y, plan.second), (out, plan.result))
-    )
-    torch.mm(x, y, out=out)
+def _multiply_matrices(sides: list[list[Tensor]], plan: _Plan) -> None:
+    """Samples one by one whose operands are matrices: fewer calls, which count where samples are small."""
+    dims = (plan.first, plan.second, plan.result)
+    for k in range(3):
+        if dims[k] != (0, 1, 2):
+            sides[k] = [x.t() for x in sides[k]]
+    for x, y, out in zip(*sides):
+        torch.mm(x, y, out=out)
 
 
 def _cut(
-    buffer: Tensor, letters: str, lengths: dict[str, np.ndarray], runs: list[tuple[int, int]]
+    buffer: Tensor, letters: str, lengths: dict[str, np.ndarray], runs: list[tuple[int, int]], alone: bool
 ) -> list[Tensor]:
-    """A buffer as one tensor [run, *letters] for each run of samples."""
-    sizes = [lengths[c] for c in letters if c in lengths]
+    """A buffer as one tensor [run, *letters] for each run of samples; without ``run`` where all are alone."""
     starts = [start for start, _ in runs]
-    shapes = [[stop - start for start, stop in runs], *(n[starts].tolist() for n in sizes)]
-    cells = [prod(shape) for shape in zip(*shapes)]
+    counts = np.array([stop - start for start, stop in runs], dtype=np.int64)
+    sizes = [lengths[c][starts] for c in letters if c in lengths]
+    cells = counts
+    for n in sizes:
+        cells = cells * n
+    columns = [n.tolist() for n in (sizes if alone else [counts, *sizes])]
+    shapes = zip(*columns) if columns else [()] * len(runs)
     tail = buffer.shape[1:]
-    return [rows.view(*shape, *tail) for rows, shape in zip(buffer.split(cells), zip(*shapes))]
+    return [rows.view(*shape, *tail) for rows, shape in zip(buffer.split(cells.tolist()), shapes)]
 
 
 def _runs(lengths: Sequence[np.ndarray], samples: int) -> list[tuple[int, int]]:
@@ -141,14 +146,14 @@ def _contract(
     tail = [static[c] for c in result if c not in host]
     out = x.new_empty((rows, *tail))
     runs, plan = _runs(list(host.values()), batch), _plan(equation)
-    sides = [_cut(t, letters, host, runs) for t, letters in ((x, first), (y, second), (out, result))]
+    alone = plan.groups == (0, 1, 1, 1) and len(runs) == batch
+    sides = [_cut(t, letters, host, runs, alone) for t, letters in ((x, first), (y, second), (out, result))]
     if plan.swapped:
         sides[0], sides[1] = sides[1], sides[0]
-    matrices = plan.groups == (0, 1, 1, 1)
-    for left, right, target in zip(*sides):
-        if matrices and len(left) == 1:
-            _multiply_one(left[0], right[0], target[0], plan)
-        else:
+    if alone:
+        _multiply_matrices(sides, plan)
+    else:
+        for left, right, target in zip(*sides):
             _multiply(left, right, target, plan)
     return out
 
