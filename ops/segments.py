@@ -64,7 +64,7 @@ class Segments:
 
     def peak(self, values: Tensor, dims: list[int], largest: bool) -> Tensor:
         """Largest or smallest value of each segment and over ``dims``: [cells, *] -> [rows, *]."""
-        return segment.peak_rows(values, *self.maps, self.rows, dims, largest)
+        return segment.peak_rows(values, *self._maps_of(values), self.rows, dims, largest)
 
     def softmax(self, values: Tensor, logarithm: bool) -> Tensor:
         """Softmax of each segment, or its logarithm: [cells, *] -> [cells, *]."""

@@ -88,7 +88,7 @@ _sum_operator = define(
 
 
 def reads_index(values: Tensor) -> bool:
-    """Whether a sum or a softmax of these values, or its gradient, reads the row of every cell."""
+    """Whether a statistic of these values, or its gradient, needs the row of every cell at hand."""
     return recorded(values) or not values.is_floating_point() or torch.compiler.is_compiling()
 
 
@@ -134,9 +134,17 @@ expand_rows = define(
 )
 
 
+def _row_of_cells(splits: Tensor, cells: int) -> Tensor:
+    """The row of every cell where rows are adjacent: int64 [cells]."""
+    if splits.device.type != "cpu":
+        return structure.sample_ids(splits, cells).long()
+    ends = splits.numpy()
+    return torch.from_numpy(np.arange(len(ends) - 1).repeat(ends[1:] - ends[:-1]))
+
+
 def _peak_rows(
     values: Tensor,
-    index: Tensor,
+    index: Order,
     order: Tensor | None,
     splits: Tensor,
     rows: int,
@@ -148,7 +156,8 @@ def _peak_rows(
         values = getattr(values, name)(dims, keepdim=True)
     if values.dtype == torch.bool:
         return _peak_rows(values.to(torch.uint8), index, order, splits, rows, [], largest).to(torch.bool)
-    where = index.long().view(-1, *[1] * (values.dim() - 1)).expand_as(values)
+    rows_of = _row_of_cells(splits, values.shape[0]) if index is None else index.long()
+    where = rows_of.view(-1, *[1] * (values.dim() - 1)).expand_as(values)
     out = values.new_zeros((rows, *values.shape[1:]))
     return out.scatter_reduce_(0, where, values, name, include_self=False)
 
@@ -175,7 +184,7 @@ def _peak_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 #: Largest (or smallest) value of each segment and over ``dims`` (kept with size 1): [cells, *] ->
 #: [rows, *]; ties share the gradient, as in dense ``amax``. The caller makes sure no segment is empty.
 peak_rows = define(
-    "peak_rows(Tensor values, Tensor index, Tensor? order, Tensor splits, SymInt rows, int[] dims, "
+    "peak_rows(Tensor values, Tensor? index, Tensor? order, Tensor splits, SymInt rows, int[] dims, "
     "bool largest) -> Tensor",
     _peak_rows,
     _peak_rows_fake,
@@ -224,7 +233,7 @@ def _softmax_rows(
         if rows * longest * values.shape[1:].numel() <= _SMALL:
             return _softmax_padded(values, ends, longest, logarithm)
     if index is None:
-        index = structure.sample_ids(splits, values.shape[0])
+        index = _row_of_cells(splits, values.shape[0])
     wide = values if values.dtype in _ACCUMULATED_AS_IS else values.float()
     shifted = wide - _peak_rows(wide, index, order, splits, rows, [], True).index_select(0, index)
     powers = shifted.exp() if logarithm else shifted.exp_()
