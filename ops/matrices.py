@@ -373,6 +373,8 @@ class _BySize:
 
 
 def covariance(correction: int) -> Callable[[Tensor], Tensor]:
+    """A function of matrices (..., variables, observations): their covariances."""
+
     def call(values: Tensor) -> Tensor:
         values = (
             values
@@ -386,6 +388,7 @@ def covariance(correction: int) -> Callable[[Tensor], Tensor]:
 
 
 def correlation(values: Tensor) -> Tensor:
+    """Matrices (..., variables, observations) -> correlations of their variables."""
     out = covariance(1)(values)
     spread = out.diagonal(dim1=-2, dim2=-1).real.sqrt()
     out = out / spread.unsqueeze(-1) / spread.unsqueeze(-2)

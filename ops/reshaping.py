@@ -62,6 +62,7 @@ def merged_axis(grid: Grid) -> Axis:
 
 
 def is_rest(size: Any) -> bool:
+    """Whether a size is the -1 of a shape."""
     return not isinstance(size, Extent) and statically_known_true(size == REST)
 
 
@@ -251,6 +252,7 @@ class Plan:
 
 
 def product(sizes: Sequence[Any]) -> Any:
+    """The product of sizes, which may be symbols."""
     total: Any = 1
     for size in sizes:
         total = total * size

@@ -38,6 +38,7 @@ def _wide(values: Tensor) -> Tensor:
 
 
 def sum_over(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
+    """Sums; 0 over nothing."""
     return segments.sum(values.sum(dims, keepdim=True) if dims else values)
 
 
@@ -50,6 +51,7 @@ def _counts(like: Tensor, values: Tensor, dims: list[int], segments: Segments) -
 
 
 def mean_over(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
+    """Means; nan over nothing. Raises RuntimeError for integers."""
     if not (values.is_floating_point() or values.is_complex()):
         raise RuntimeError(f"mean needs a floating or complex dtype; got {values.dtype}")
     wide = _wide(values)
@@ -61,6 +63,7 @@ def mean_over(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
 def var_mean_over(
     values: Tensor, dims: list[int], segments: Segments, correction: float
 ) -> tuple[Tensor, Tensor]:
+    """Variances with ``correction``, and means."""
     wide = _wide(values)
     total = sum_over(wide, dims, segments)
     counts = _counts(total, values, dims, segments)
@@ -72,16 +75,19 @@ def var_mean_over(
 
 
 def var_over(values: Tensor, dims: list[int], segments: Segments, correction: float) -> Tensor:
+    """Variances."""
     return var_mean_over(values, dims, segments, correction)[0]
 
 
 def std_over(values: Tensor, dims: list[int], segments: Segments, correction: float) -> Tensor:
+    """Standard deviations; the gradient at 0 is 0."""
     return _root(var_mean_over(_wide(values), dims, segments, correction)[0]).to(values.real.dtype)
 
 
 def std_mean_over(
     values: Tensor, dims: list[int], segments: Segments, correction: float
 ) -> tuple[Tensor, Tensor]:
+    """Standard deviations and means."""
     var, mean = var_mean_over(_wide(values), dims, segments, correction)
     return _root(var).to(values.real.dtype), mean.to(values.dtype)
 
@@ -93,6 +99,7 @@ def _root(values: Tensor, power: float = 0.5) -> Tensor:
 
 
 def norm_over(values: Tensor, dims: list[int], segments: Segments, ord: float) -> Tensor:
+    """Vector norms of any order."""
     if not (values.is_floating_point() or values.is_complex()):
         raise RuntimeError(f"a norm needs a floating or complex dtype; got {values.dtype}")
     size = values.abs() if ord != 2 or values.is_complex() else values
@@ -109,6 +116,7 @@ def norm_over(values: Tensor, dims: list[int], segments: Segments, ord: float) -
 
 
 def logsumexp_over(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
+    """Logarithms of sums of exponentials, stable for large values."""
     wide = _wide(values if values.is_floating_point() else values.float())
     top = segments.peak(wide.detach(), dims, True)
     top = top.masked_fill(top.abs() == INF, 0)
@@ -117,25 +125,30 @@ def logsumexp_over(values: Tensor, dims: list[int], segments: Segments) -> Tenso
 
 
 def nansum_over(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
+    """Sums of what is not nan."""
     return sum_over(values.masked_fill(values.isnan(), 0), dims, segments)
 
 
 def nanmean_over(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
+    """Means of what is not nan."""
     wide, missing = _wide(values), values.isnan()
     total = sum_over(wide.masked_fill(missing, 0), dims, segments)
     return (total / sum_over(~missing, dims, segments)).to(values.dtype)
 
 
 def count_over(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
+    """How many entries are not 0."""
     return sum_over(values != 0, dims, segments)
 
 
 def any_over(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
+    """Whether any entry is not 0."""
     found = sum_over(values != 0, dims, segments) > 0
     return found.to(torch.uint8) if values.dtype == torch.uint8 else found
 
 
 def all_over(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
+    """Whether all entries are not 0."""
     found = sum_over(values == 0, dims, segments) == 0
     return found.to(torch.uint8) if values.dtype == torch.uint8 else found
 
@@ -146,12 +159,14 @@ def prod_over(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
 
 
 def prod_of(values: Tensor, dims: list[int]) -> Tensor:
+    """Products over dims of the payload alone."""
     for d in dims:
         values = values.prod(d, keepdim=True)
     return values
 
 
 def peak_over(largest: bool) -> Over:
+    """Largest or smallest values; ties share the gradient."""
     name = "amax" if largest else "amin"
 
     def ragged(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
@@ -162,6 +177,7 @@ def peak_over(largest: bool) -> Over:
 
 
 def aminmax_over(values: Tensor, dims: list[int], segments: Segments) -> MinMax:
+    """Smallest and largest values."""
     segments.require_filled("aminmax")
     return MinMax(segments.peak(values, dims, False), segments.peak(values, dims, True))
 
@@ -170,6 +186,8 @@ def aminmax_over(values: Tensor, dims: list[int], segments: Segments) -> MinMax:
 
 
 def argpeak_over(name: str, largest: bool) -> Over:
+    """Where the first largest or smallest value stands."""
+
     def ragged(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
         segments.require_filled(name)
         return segments.argpeak(values, largest)
@@ -178,6 +196,8 @@ def argpeak_over(name: str, largest: bool) -> Over:
 
 
 def first_peak_over(name: str, largest: bool) -> Over:
+    """Largest or smallest values with the position of the first."""
+
     def ragged(values: Tensor, dims: list[int], segments: Segments) -> ValuesIndices:
         segments.require_filled(name)
         where = segments.argpeak(values, largest)
@@ -199,11 +219,13 @@ def rank_over(values: Tensor, segments: Segments, rank: Callable[[Tensor, Tensor
 
 
 def median_over(values: Tensor, dims: list[int], segments: Segments) -> ValuesIndices:
+    """Lower medians with their positions; nan where one is."""
     segments.require_filled("median")
     return rank_over(values, segments, lambda n, valid: torch.where(valid < n, n - 1, (n - 1) // 2))
 
 
 def nanmedian_over(values: Tensor, dims: list[int], segments: Segments) -> ValuesIndices:
+    """Lower medians of what is not nan, with their positions."""
     segments.require_filled("nanmedian")
     return rank_over(values, segments, lambda n, valid: ((valid - 1) // 2).clamp_min(0))
 
@@ -211,6 +233,7 @@ def nanmedian_over(values: Tensor, dims: list[int], segments: Segments) -> Value
 def quantile_over(
     values: Tensor, segments: Segments, q: float, ignore_nan: bool, interpolation: str
 ) -> Tensor:
+    """Quantiles, with each of PyTorch's interpolations."""
     valid = segments.sum(~values.isnan())
     counts = segments.counts().view(-1, *[1] * (values.dim() - 1)).expand_as(valid)
     rank = q * ((valid if ignore_nan else counts) - 1).clamp_min(0).to(values.dtype)
@@ -249,6 +272,8 @@ def logsumexp_of(values: Tensor, dims: list[int], keepdim: bool) -> Tensor:
 
 
 def dense_form(function: Any) -> Over:
+    """A reduction of PyTorch over dims of the payload."""
+
     def dense(values: Tensor, dims: list[int]) -> Tensor:
         return function(values, dims, keepdim=True)
 
@@ -256,6 +281,8 @@ def dense_form(function: Any) -> Over:
 
 
 def dense_spread(function: Any) -> Over:
+    """A variance or deviation of PyTorch over dims of the payload."""
+
     def dense(values: Tensor, dims: list[int], correction: float) -> Any:
         return function(values, dims, correction=correction, keepdim=True)
 
@@ -263,12 +290,15 @@ def dense_spread(function: Any) -> Over:
 
 
 def norm_of(values: Tensor, dims: list[int], ord: float) -> Tensor:
+    """Vector norms over dims of the payload."""
     return torch.linalg.vector_norm(values, ord, dims, keepdim=True)
 
 
 def count_of(values: Tensor, dims: list[int]) -> Tensor:
+    """How many entries are not 0, over dims of the payload."""
     return (values != 0).sum(dims, keepdim=True)
 
 
 def aminmax_of(values: Tensor, dims: list[int]) -> MinMax:
+    """Smallest and largest values over dims of the payload."""
     return MinMax(values.amin(dims, keepdim=True), values.amax(dims, keepdim=True))

@@ -19,6 +19,7 @@ def require_batch(query: PackedTensor, key: PackedTensor) -> None:
 
 
 def require_same_dims(query: PackedTensor, key: PackedTensor, value: PackedTensor) -> None:
+    """Raise ValueError unless the three have the same dims in the same places."""
     kinds = [tuple(min(c, 2) for c in x.order) for x in (query, key, value)]
     if not kinds[0] == kinds[1] == kinds[2]:
         raise ValueError(
@@ -28,6 +29,7 @@ def require_same_dims(query: PackedTensor, key: PackedTensor, value: PackedTenso
 
 
 def require_heads(q: Tensor, k: Tensor, v: Tensor, grouped: bool) -> None:
+    """Raise ValueError where heads or features of queries, keys and values do not go together."""
     heads, shared = q.shape[1], k.shape[1]
     fits = heads == shared or (grouped and shared > 0 and heads % shared == 0)
     if not fits or shared != v.shape[1] or q.shape[2] != k.shape[2]:
@@ -39,6 +41,7 @@ def require_heads(q: Tensor, k: Tensor, v: Tensor, grouped: bool) -> None:
 
 
 def require_module_layout(query: PackedTensor, key: PackedTensor, value: PackedTensor) -> None:
+    """Raise ValueError where a module would get its dims in another order than (n, B, E)."""
     for x in (query, key, value):
         if x.order != (1, 0, 2):
             raise ValueError(
@@ -50,6 +53,7 @@ def require_module_layout(query: PackedTensor, key: PackedTensor, value: PackedT
 
 
 def refuse(reasons: dict[str, bool]) -> None:
+    """Raise NotImplementedError, naming the arguments that are asked for and not supported."""
     for name, given in reasons.items():
         if given:
             raise NotImplementedError(f"multi-head attention on packed tensors does not take {name} yet")

@@ -26,15 +26,8 @@ def _ctc_losses(
     return torch._ctc_loss(log_probs, targets, *lengths, blank, zero_infinity)[0]
 
 
-def _ctc_gradient(
-    grad: Tensor,
-    log_probs: Tensor,
-    targets: Tensor,
-    input_lengths: Tensor,
-    target_lengths: Tensor,
-    blank: int,
-    zero_infinity: bool,
-) -> Tensor:
+def _ctc_gradient(grad: Tensor, log_probs: Tensor, targets: Tensor, *rest: Any) -> Tensor:
+    input_lengths, target_lengths, blank, zero_infinity = rest
     lengths = input_lengths.tolist(), target_lengths.tolist()
     losses, partial = torch._ctc_loss(log_probs, targets, *lengths, blank, zero_infinity)
     return torch.ops.aten._ctc_loss_backward(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch.nn.functional as F
@@ -63,22 +64,33 @@ def multi_head_attention(
         raise TypeError("multi-head attention: query, key and value must all be packed, or none")
     require_module_layout(query, key, value)
     heads = (num_heads, embed_dim_to_check // num_heads)
-    if in_proj_weight is not None and query.values is key.values and key.values is value.values:
-        q, k, v = F.linear(query.values, in_proj_weight, in_proj_bias).unflatten(-1, (3, *heads)).unbind(1)
-    else:
-        separate = (q_proj_weight, k_proj_weight, v_proj_weight)
-        weights = separate if in_proj_weight is None else in_proj_weight.chunk(3)
-        biases = in_proj_bias.chunk(3) if in_proj_bias is not None else (None, None, None)
-        q, k, v = (
-            F.linear(x.values, w, b).unflatten(-1, heads)  # type: ignore[arg-type]
-            for x, w, b in zip((query, key, value), weights, biases)
-        )
+    separate = (q_proj_weight, k_proj_weight, v_proj_weight)
+    q, k, v = _projected((query, key, value), heads, in_proj_weight, in_proj_bias, separate)
     bias = module_bias(query, key, num_heads, None if is_causal else attn_mask, key_padding_mask)
     dropout = dropout_p if training else 0.0
     call = Call(q, k, v, query.axes[0], key.axes[0], bias, is_causal, dropout=dropout).settled()
     out = F.linear(attend(call).flatten(1), out_proj_weight, out_proj_bias)
     shown = _weights(call, average_attn_weights) if need_weights else None
     return PackedTensor(out, query.grid, query.order), shown
+
+
+def _projected(
+    operands: tuple[PackedTensor, PackedTensor, PackedTensor],
+    heads: tuple[int, int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    separate: tuple[Tensor | None, Tensor | None, Tensor | None],
+) -> Iterable[Tensor]:
+    """Queries, keys and values [rows, H, D]: one product where all three come from one payload."""
+    query, key, value = operands
+    if weight is not None and query.values is key.values and key.values is value.values:
+        return F.linear(query.values, weight, bias).unflatten(-1, (3, *heads)).unbind(1)
+    weights = separate if weight is None else weight.chunk(3)
+    biases = bias.chunk(3) if bias is not None else (None, None, None)
+    return (
+        F.linear(x.values, w, b).unflatten(-1, heads)  # type: ignore[arg-type]
+        for x, w, b in zip(operands, weights, biases)
+    )
 
 
 def _weights(call: Call, average: bool) -> PackedTensor:
