@@ -170,6 +170,8 @@ def over_features(name: str, classes: bool) -> dispatch.Handler:
                 if not (known and x.values.shape[1:] == rest[1:]):
                     known, positions = False, without.wrap(payloads[0].detach().select(c, 0))
                 operands[i] = (x.values if known else _targets(name, x, positions)).flatten()
+                if torch.compiler.is_compiling():  # of one structure; before 2.13 a graph does not know it
+                    torch._check(operands[i].shape[0] == rest.numel())
         values = func(*operands[: len(args)], **dict(zip(kwargs, operands[len(args) :])))
         return without.wrap(values.view(rest)) if values.dim() else values
 
