@@ -88,6 +88,8 @@ def added(name: str, product: Callable[..., Any]) -> Callable[..., Any]:
     def rule(*operands: Any, beta: Any = 1, alpha: Any = 1, out: Any = None, **named: Any) -> Any:
         dispatch.refuse_out(name, {"out": out})
         input, *factors = operands + _by_name(named)
+        if not (input.is_floating_point() or input.is_complex()):
+            beta, alpha = int(beta), int(alpha)  # as for dense integers
         found = product(*factors)
         if alpha != 1:
             found = found * alpha

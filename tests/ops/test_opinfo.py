@@ -69,6 +69,7 @@ APART = {
     **dict.fromkeys(
         ("addbmm", "addmv", "addr"), "the first dim, taken for the batch, belongs to one of two factors"
     ),
+    "gaussian_nll_loss": "a variance of fewer dims is one a sample, and is cut as one a position",
     "multi_head_attention_forward": "its weights are cut where their sizes are the input's",
 }
 #: Operators that leave the order of equal values open, unless they are told not to.
@@ -116,7 +117,16 @@ LEDGER: dict[str, str] = {
 }
 UNCOMPARED = {name: reason for reason, names in LEDGER.items() for name in names.split()}
 #: Operators of which no call can be compared in one dtype, while others compare, with the reason.
-UNTYPED: dict[tuple[str, torch.dtype], str] = {}
+UNTYPED: dict[tuple[str, torch.dtype], str] = {
+    **{
+        (name, torch.int64): "its one call of integers has no dim to cut but those that it works on"
+        for name in ("addmm", "addmm.decomposed", "nn.functional.local_response_norm")
+    },
+    **{
+        ("masked_scatter", dtype): "each sample's mask chooses more entries than its source has"
+        for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool)
+    },
+}
 
 
 @dataclass
