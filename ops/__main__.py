@@ -16,6 +16,20 @@ eager only.
 """
 
 
+TAIL = """## What has no row
+
+| operator | why | instead |
+| --- | --- | --- |
+| `trace`, `diag`, `diagflat` | they take one matrix or vector, without a batch | `x.diagonal(...).sum(-1)`, \
+`diag_embed` |
+| `pdist` | n (n - 1) / 2 is no length that a derived axis can have | `cdist` and a mask |
+| `put`, `resize_`, `set_` | they write or lie by places in the payload, which are no places in a sample | \
+`scatter`, `x[...] = y` |
+| `grouped_mm`, `scaled_mm`, `scaled_grouped_mm` | formats of one GPU kernel | `x @ w`, `einsum` |
+| convolution, pooling, resizing, sampling of grids | no packed form yet | each of `x.to_list()` |
+"""
+
+
 def counts(rows: list[Covered]) -> str:
     """How many operators there are, in words."""
     distinct = [row for row in rows if not row.operator.endswith("_")]
@@ -37,6 +51,7 @@ def table(rows: list[Covered]) -> str:
             if row.kind == kind
         ]
         lines.append("")
+    lines.append(TAIL)
     return "\n".join(lines)
 
 

@@ -2,7 +2,7 @@
 
 from .call import UNLIMITED, Call
 from .door import AUTO, TABLE, Backend, attend, attention_backend, markdown
-from .weights import attention_weights
+from .weights import attention_weights, packed_weights
 
 __all__ = [
     "AUTO",
@@ -14,4 +14,5 @@ __all__ = [
     "attention_backend",
     "attention_weights",
     "markdown",
+    "packed_weights",
 ]

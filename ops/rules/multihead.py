@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import dispatch
-from ..attention import Call, attend, attention_weights
+from ..attention import Call, attend, packed_weights
 from ..attention.bias import WHAT, module_bias
 from ..attention.operands import refuse, require_module_layout
-from ..axis import Grid
 from ..tensor import PackedTensor, is_packed
 
 
@@ -70,7 +69,7 @@ def multi_head_attention(
     dropout = dropout_p if training else 0.0
     call = Call(q, k, v, query.axes[0], key.axes[0], bias, is_causal, dropout=dropout).settled()
     out = F.linear(attend(call).flatten(1), out_proj_weight, out_proj_bias)
-    shown = _weights(call, average_attn_weights) if need_weights else None
+    shown = packed_weights(call, average_attn_weights) if need_weights else None
     return PackedTensor(out, query.grid, query.order), shown
 
 
@@ -91,14 +90,6 @@ def _projected(
         F.linear(x.values, w, b).unflatten(-1, heads)  # type: ignore[arg-type]
         for x, w, b in zip(operands, weights, biases)
     )
-
-
-def _weights(call: Call, average: bool) -> PackedTensor:
-    grid = Grid([call.q, call.k])
-    weights = attention_weights(call, grid)
-    if average:
-        return PackedTensor(weights.mean(1), grid, (0, 1, 2))
-    return PackedTensor(weights, grid, (0, 3, 1, 2))
 
 
 def _mha(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
