@@ -241,6 +241,23 @@ def test_half_precision_is_as_close_as_dense() -> None:
             )
 
 
+def test_a_batch_of_no_samples_and_samples_without_features() -> None:
+    x, y = PackedTensor.from_list([], "n 4"), pack(make([3, 0], "n 0"))[0]
+    assert (x @ x.mT).batch_size == 0 and (x @ torch.ones(4, 3)).shape == (0, 0, 3)
+    assert torch.equal(torch.einsum("bnc,bnd->cd", x, x), torch.zeros(4, 4))
+    assert torch.equal((y @ y.mT).values, torch.zeros(9, dtype=torch.float64))
+
+
+def test_complex_operands_have_conjugate_gradients() -> None:
+    samples = [torch.randn(n, 2, dtype=torch.complex128) for n in (3, 0, 2)]
+    x = PackedTensor.from_list(samples, "n 2").requires_grad_()
+    (x @ x.mT.conj()).abs().sum().backward()
+    for sample, grad in zip(samples, x.grad.to_list()):
+        sample.requires_grad_()
+        (sample @ sample.mT.conj()).abs().sum().backward()
+        torch.testing.assert_close(grad, sample.grad)
+
+
 def test_second_derivatives() -> None:
     x, y = pack(make([3, 0, 2], "n 2"), make([3, 0, 2], "m 2", seed=1))
 
