@@ -242,7 +242,8 @@ def test_half_precision_is_as_close_as_dense() -> None:
 
 
 def test_a_batch_of_no_samples_and_samples_without_features() -> None:
-    x, y = PackedTensor.from_list([], "n 4"), pack(make([3, 0], "n 0"))[0]
+    x = PackedTensor.from_list([], "n 4")
+    y = PackedTensor.from_list([dense(3, 0), dense(0, 0)], "n 0")
     assert (x @ x.mT).batch_size == 0 and (x @ torch.ones(4, 3)).shape == (0, 0, 3)
     assert torch.equal(torch.einsum("bnc,bnd->cd", x, x), torch.zeros(4, 4))
     assert torch.equal((y @ y.mT).values, torch.zeros(9, dtype=torch.float64))
