@@ -26,7 +26,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 from .align import Layout, dense_payload, over_cells, packed_payload
 from .axis import Axis, Grid, require_same
 from .kernels.contraction import contract
-from .tensor import ROWS, PackedTensor, is_packed
+from .tensor import ROWS, PackedTensor, is_packed, stored_dims
 
 #: What a letter is: an axis, or one of these.
 BATCH, CELLS, STATIC = "the batch", "the rows of all samples", "a static dim"
@@ -264,8 +264,7 @@ def _over_cells(x: Operand, y: Operand, wanted: set[str], what: str) -> Operand:
     packed: PackedTensor = x.tensor
     k = len(packed.grid.axes)
     spare = next(c for c in SPARE if c not in x.letters + y.letters)
-    storage = sorted(range(len(packed.order)), key=lambda d: packed.order[d])
-    static = "".join(x.letters[d] for d in storage if packed.order[d] > k)
+    static = "".join(x.letters[d] for d in stored_dims(packed) if packed.order[d] > k)
     if is_packed(y.tensor):
         inner = [c for c in y.letters if c not in _structure(y)]
         order = _aligned_order(packed, x.letters, y.letters, inner)
@@ -274,14 +273,13 @@ def _over_cells(x: Operand, y: Operand, wanted: set[str], what: str) -> Operand:
         other, letters = y.tensor, y.letters
     structure = [c for c in x.letters if c in _structure(x)]
     kept = [c for c in dict.fromkeys(static + letters.replace(spare, "")) if c in wanted]
-    summed = [c for c in structure if c not in wanted]
-    rows = "" if summed and len(summed) == len(structure) else spare
+    rows = spare if structure[0] in wanted else ""  # all are kept, or all summed
     values = torch.einsum(f"{spare}{static},{letters}->{rows}{''.join(kept)}", packed.values, other)
     if not rows:
         return Operand(values, "".join(kept))
     order = tuple(packed.order[x.letters.index(c)] for c in structure)
     out = PackedTensor(values, packed.grid, (*order, *range(k + 1, k + 1 + len(kept))))
-    return _summed(Operand(out, "".join(structure + kept)), wanted)
+    return Operand(out, "".join(structure + kept))
 
 
 def _aligned_order(x: PackedTensor, x_letters: str, y_letters: str, inner: list[str]) -> tuple[int, ...]:
@@ -332,8 +330,7 @@ def _stored(part: Operand, roles: dict[str, Role]) -> tuple[Tensor, str]:
     if not is_packed(x):  # (B, *static)
         batch = part.letters.index(_batch_letter(roles))
         return x.movedim(batch, 0), part.letters[:batch] + part.letters[batch + 1 :]
-    storage = sorted(range(len(x.order)), key=lambda d: x.order[d])
-    return x.values, "".join(part.letters[d] for d in storage if x.order[d] != 0)
+    return x.values, "".join(part.letters[d] for d in stored_dims(x) if x.order[d] != 0)
 
 
 def _autocast(x: Tensor) -> Tensor:

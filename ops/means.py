@@ -36,7 +36,7 @@ def per_sample_mean(values: Any, mask: Any = None, *, empty: float | None = math
         raise TypeError(f"per_sample_mean: the mask must be a bool tensor; got {mask!r:.60}")
     (entries, counted), layout = align("per_sample_mean", [values, mask])
     segments, dims = Segments(layout.grid, ()), list(range(1, entries.dim()))
-    wide = entries.float() if entries.dtype in over.HALF else entries
+    wide = over.wide_of(entries)
     if mask is None:
         counted = torch.ones_like(wide, dtype=torch.bool)
     wide, counted = torch.broadcast_tensors(wide, counted)

@@ -9,12 +9,7 @@ from torch import Tensor
 
 from .kernels import norm
 from .segments import Segments
-from .statistics import HALF
-
-
-def wide_of(values: Tensor) -> Tensor:
-    """Half precision as float32."""
-    return values.float() if values.dtype in HALF else values
+from .statistics import wide_of
 
 
 def entries_of_channel(values: Tensor) -> int:

@@ -33,7 +33,8 @@ class MinMax(NamedTuple):
     max: Any
 
 
-def _wide(values: Tensor) -> Tensor:
+def wide_of(values: Tensor) -> Tensor:
+    """Half precision as float32."""
     return values.float() if values.dtype in HALF else values
 
 
@@ -54,7 +55,7 @@ def mean_over(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
     """Means; nan over nothing. Raises RuntimeError for integers."""
     if not (values.is_floating_point() or values.is_complex()):
         raise RuntimeError(f"mean needs a floating or complex dtype; got {values.dtype}")
-    wide = _wide(values)
+    wide = wide_of(values)
     total = segments.sum(wide.mean(dims, keepdim=True) if dims else wide)
     mean = total / segments.counts().view(-1, *[1] * (total.dim() - 1))
     return mean if mean.dtype == values.dtype else mean.to(values.dtype)
@@ -64,7 +65,7 @@ def var_mean_over(
     values: Tensor, dims: list[int], segments: Segments, correction: float
 ) -> tuple[Tensor, Tensor]:
     """Variances with ``correction``, and means."""
-    wide = _wide(values)
+    wide = wide_of(values)
     total = sum_over(wide, dims, segments)
     counts = _counts(total, values, dims, segments)
     mean = total / counts
@@ -81,14 +82,14 @@ def var_over(values: Tensor, dims: list[int], segments: Segments, correction: fl
 
 def std_over(values: Tensor, dims: list[int], segments: Segments, correction: float) -> Tensor:
     """Standard deviations; the gradient at 0 is 0."""
-    return _root(var_mean_over(_wide(values), dims, segments, correction)[0]).to(values.real.dtype)
+    return _root(var_mean_over(wide_of(values), dims, segments, correction)[0]).to(values.real.dtype)
 
 
 def std_mean_over(
     values: Tensor, dims: list[int], segments: Segments, correction: float
 ) -> tuple[Tensor, Tensor]:
     """Standard deviations and means."""
-    var, mean = var_mean_over(_wide(values), dims, segments, correction)
+    var, mean = var_mean_over(wide_of(values), dims, segments, correction)
     return _root(var).to(values.real.dtype), mean.to(values.dtype)
 
 
@@ -107,7 +108,7 @@ def norm_over(values: Tensor, dims: list[int], segments: Segments, ord: float) -
         if ord < 0:
             segments.require_filled("the norm of order -inf")
         return segments.peak(size, dims, ord > 0)
-    wide = _wide(size)
+    wide = wide_of(size)
     powers = wide if ord == 1 else wide.square() if ord == 2 else _root(wide, ord)
     total = sum_over(powers if ord >= 0 else wide.pow(ord), dims, segments)
     if ord not in (0, 1):
@@ -117,7 +118,7 @@ def norm_over(values: Tensor, dims: list[int], segments: Segments, ord: float) -
 
 def logsumexp_over(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
     """Logarithms of sums of exponentials, stable for large values."""
-    wide = _wide(values if values.is_floating_point() else values.float())
+    wide = wide_of(values if values.is_floating_point() else values.float())
     top = segments.peak(wide.detach(), dims, True)
     top = top.masked_fill(top.abs() == INF, 0)
     total = sum_over((wide - segments.expand(top)).exp(), dims, segments)
@@ -131,7 +132,7 @@ def nansum_over(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
 
 def nanmean_over(values: Tensor, dims: list[int], segments: Segments) -> Tensor:
     """Means of what is not nan."""
-    wide, missing = _wide(values), values.isnan()
+    wide, missing = wide_of(values), values.isnan()
     total = sum_over(wide.masked_fill(missing, 0), dims, segments)
     return (total / sum_over(~missing, dims, segments)).to(values.dtype)
 

@@ -519,6 +519,11 @@ def _deny_subscripts(frame: FrameType) -> None:
         raise TypeError("a packed tensor is one index, not a sequence of indices")
 
 
+def stored_dims(x: PackedTensor) -> list[int]:
+    """The logical dims in the order in which they are stored."""
+    return sorted(range(len(x.order)), key=lambda d: x.order[d])
+
+
 def is_packed(x: Any) -> bool:
     """Whether ``x`` is a packed tensor."""
     return type(x) is PackedTensor

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import dispatch
 from ..statistics import ValuesIndices
-from ..tensor import PackedTensor, is_packed, like
+from ..tensor import PackedTensor, is_packed, like, stored_dims
 
 
 def per_sample(result: Callable[..., Any]) -> dispatch.Handler:
@@ -44,7 +44,7 @@ def along_dim(x: PackedTensor, parts: list[Tensor], args: tuple[Any, ...], kwarg
     if not is_packed(shaped):
         out: Any = torch.cat(kept, x.order.index(0))
     else:
-        storage = sorted(range(len(shaped.order)), key=lambda d: shaped.order[d])
+        storage = stored_dims(shaped)
         rows = [part.permute(storage).flatten(0, len(shaped.grid.axes)) for part in kept]
         out = PackedTensor(torch.cat(rows), shaped.grid, shaped.order)
     return out if keepdim else out.squeeze(dim)

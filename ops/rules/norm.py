@@ -16,8 +16,9 @@ from torch import Tensor
 
 from .. import dispatch
 from ..kernels import norm, structure
-from ..normalisation import affine, batch_norm_of, entries_of_channel, move, over_samples, wide_of
+from ..normalisation import affine, batch_norm_of, entries_of_channel, move, over_samples
 from ..segments import Segments
+from ..statistics import wide_of
 from ..tensor import ROWS, PackedTensor, is_packed, like
 from .feature import trailing
 from .shape import on_operands

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,12 +36,7 @@ SOME = [make_lengths(BATCH_SIZES[i % 4]) for i, make_lengths in enumerate(PATTER
 ALL = [make_lengths(size) for make_lengths in PATTERNS.values() for size in BATCH_SIZES]
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def graphs() -> int:

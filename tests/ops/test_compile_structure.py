@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,12 +23,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-4, "equal_nan": True}
 BATCHES = ([4, 6, 3], [4, 4], [7], [5, 2, 6, 4])
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def graphs() -> int:

@@ -8,7 +8,7 @@ version of torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -474,12 +474,7 @@ def groups() -> list[list[str]]:
     return [names[k : k + GROUP] for names in kinds.values() for k in range(0, len(names), GROUP)]
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def failures(calls: dict[str, Callable[[Any], Any]]) -> dict[str, str]:
