@@ -37,6 +37,22 @@ from .lengths import Lengths, Step, brief, compose, derived_maximum, host_length
 BATCH = "packed.batch"
 
 
+def map_name(kind: str, kept: tuple[int, ...]) -> str:
+    """What a grid's map is called in ``maps``, whoever computes it; ``kept`` are axes of the grid.
+
+    =========  =============================================================================================
+    kind       map
+    =========  =============================================================================================
+    map        int32 [cells]: the cell of the grid over ``kept`` that each cell lies on (:meth:`Grid.map_to`)
+    splits     int32 [rows + 1]: offsets of the cells over each cell of it (:meth:`Grid.splits`)
+    order      int32 [cells]: cells ordered by ``kept`` first, for which splits hold (:meth:`Grid.order_by`)
+    =========  =============================================================================================
+
+    Besides these, every partition has ``"sample_ids"`` and an axis ``"positions"``, both int32 [total].
+    """
+    return f"{kind} {kept}"
+
+
 class Token:
     """Where an axis came from. Compared by identity, or by kind and parents if derived.
 
@@ -439,7 +455,7 @@ class Grid:
         """For each cell, the cell of ``self.sub(kept)`` that it projects on, int32 [cells]."""
         if not kept:
             return self.part.sample_ids
-        return self.part.map(f"map {kept}", lambda: self._build_map(kept))
+        return self.part.map(map_name("map", kept), lambda: self._build_map(kept))
 
     def _build_map(self, kept: tuple[int, ...]) -> Tensor:
         count = len(self.axes)
@@ -458,14 +474,16 @@ class Grid:
         full = kept + self.others(kept)
         if full == tuple(range(len(self.axes))):
             return None
-        return self.part.map(f"order {kept}", lambda: structure.invert(self.map_to(full)))
+        return self.part.map(map_name("order", kept), lambda: structure.invert(self.map_to(full)))
 
     def splits(self, kept: tuple[int, ...]) -> Tensor:
         """Offsets into :meth:`order_by` of the cells over each cell of ``self.sub(kept)``."""
         if not kept:
             return self.offsets
         rest = [self.axes[k].offsets for k in self.others(kept)]
-        return self.part.map(f"splits {kept}", lambda: structure.splits(self.sub(kept).sample_ids, rest))
+        return self.part.map(
+            map_name("splits", kept), lambda: structure.splits(self.sub(kept).sample_ids, rest)
+        )
 
     def others(self, kept: tuple[int, ...]) -> tuple[int, ...]:
         """The axes that are not in ``kept``."""
@@ -567,6 +585,13 @@ def _product(axes: tuple[Axis, ...]) -> Partition:
         ("product", factors),
         lambda: Partition(*structure.product(first.lengths, first.offsets, [a.lengths for a in others])),
     )
+
+
+def delivered_grid(axes: Sequence[Axis], part: Partition) -> Grid:
+    """The grid over several axes whose partition is at hand; every product of these axes will find it."""
+    factors = tuple((axis.token, axis.steps) for axis in axes[1:])
+    axes[0].products.append((factors, part))
+    return Grid(axes, part)
 
 
 def _require_batch(a: Axis, b: Axis) -> None:

@@ -1,19 +1,18 @@
 """Collate: samples to a Batch.
 
 The first sample's signature (containers, types and ranks of leaves) and the schema give a recipe, worked
-out once and kept. By the recipe the samples are turned into columns, one list of B leaves a field, and
-each column into a field:
+out once and kept. By the recipe the samples are turned into columns, one list of B leaves a field:
 
-    leaves -> arrays -> shapes: lengths of every ragged dim, agreement of all others -> one copy each
+    leaves -> arrays -> lengths, dtypes, static dims -> one buffer -> structure, maps, one copy each
 
-The copy is numpy's, or ``torch.cat`` for types that numpy lacks and for tensors that need a gradient. A
-sample's ragged dims go to the front, as :class:`~ops.PackedTensor` stores them. What comes out never
-shares memory with a sample.
+The buffer's layout is known before it is taken, so that every sample is written once, into memory that may
+be used again and again (``allocate``). A sample's ragged dims go to the front, as
+:class:`~ops.PackedTensor` stores them. What comes out never shares memory with a sample.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from operator import attrgetter, itemgetter
 from typing import Any, NoReturn
@@ -21,37 +20,36 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
-from ops import Axis, Grid, PackedTensor
-from ops.pattern import Pattern, check_sample
+from ops import PackedTensor
 
+from . import maps as coordinate_maps
 from .batch import Batch
+from .block import Block, Extents, Leaf, Node, Spec, Tree, fresh_memory
+from .columns import Column, arrays_of, text_of, unmark
 from .errors import CollateError, locate
+from .maps import PAIR_CELLS, Maps
+from .mistakes import Mistakes
 from .schema import (
     AxisKey,
+    Changes,
     Field,
     Group,
-    Ragged,
     Recipe,
     Schema,
     axis_name,
     build,
-    container,
-    is_number,
-    is_text,
-    join,
+    leaves,
     parse_schema,
     signature,
-    suggest,
 )
 
-Array = NDArray[Any]
-Shape = tuple[int, ...]
-_PYTHON_DTYPES: dict[type, type[np.generic]] = {bool: np.bool_, int: np.int64, float: np.float32}
-_RECIPES_KEPT = 256
-_FEW_CHANNELS = 4
+#: Gives memory for a batch: bytes wanted -> uint8 [>= bytes], contiguous, at a multiple of 64 bytes.
+Allocate = Callable[[int], "NDArray[np.uint8] | Tensor"]
+
+_KEPT = 256
 
 
 class Collate:
@@ -64,15 +62,34 @@ class Collate:
         schema: patterns by path, for example ``{"tokens": "n", "pair": "n n _", "box": "4"}``. Axes that
             are declared with one name are one :class:`~ops.Axis`. Fields it does not name follow the
             default rule. ``""`` or None declares a number.
+        maps: which coordinate maps a batch brings, see :mod:`packload.maps`; None for those that the
+            patterns imply, ``[]`` for none.
+        drop: paths of fields that a batch does not have.
+        rename: new names by path; a new name takes the place of the path's last part.
+        cast: dtypes by path, e.g. ``{"image": torch.float16}``. Integers become narrower ones only if all
+            values fit, and never stand for fractions.
 
     Raises:
-        CollateError: a pattern cannot be read.
+        CollateError: a pattern or a map's name cannot be read.
     """
 
-    def __init__(self, schema: Schema | None = None) -> None:
+    def __init__(
+        self,
+        schema: Schema | None = None,
+        maps: Iterable[str] | None = None,
+        *,
+        drop: Iterable[str] = (),
+        rename: Mapping[str, str] | None = None,
+        cast: Mapping[str, torch.dtype] | None = None,
+    ) -> None:
+        if isinstance(drop, str) or isinstance(maps, str):
+            raise CollateError("drop and maps are lists of names, not one string")
         self.schema = dict(schema or {})
+        self.maps = None if maps is None else tuple(maps)
+        self.changes = Changes(frozenset(drop), dict(rename or {}), dict(cast or {}))
         self._patterns = parse_schema(schema)
-        self._recipes: dict[Hashable, Recipe] = {}
+        self._maps = Maps(self.maps)
+        self._recipes: dict[Hashable, _Kind] = {}
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Collate samples.
@@ -88,25 +105,51 @@ class Collate:
             CollateError: there are no samples; a sample lacks a field, or has one of another type, dtype
                 or rank; a static dim or a shared axis disagrees. Sample, field and shapes are named.
         """
+        return self.pack(samples).unwrap()
+
+    def pack(self, samples: Sequence[Any], allocate: Allocate | None = None) -> Batch:
+        """Collate samples into memory of the caller's.
+
+        Args:
+            samples: B samples of one structure.
+            allocate: called once with the number of bytes. The batch keeps what it returns alive for
+                as long as any tensor of it lives. By default fresh memory, in a DataLoader's worker process
+                shared memory.
+
+        Returns:
+            A Batch; :meth:`Batch.unwrap` gives what :meth:`__call__` returns.
+
+        Raises:
+            CollateError: as :meth:`__call__`.
+        """
         samples = samples if isinstance(samples, list) else list(samples)
         if not samples:
             raise CollateError("there are no samples to collate: their fields are unknown")
-        return _Collation(samples).collect(self._recipe(samples), samples)
+        kind = self._kind(samples)
+        job = _Job(kind, samples)
+        job.measure(kind.recipe, samples)
+        return job.write(self._maps, allocate or _default_memory)
 
-    def _recipe(self, samples: list[Any]) -> Recipe:
+    def _kind(self, samples: list[Any]) -> _Kind:
         sign = signature(samples[0])
-        recipe = self._recipes.get(sign)
-        if recipe is None:
-            if len(self._recipes) >= _RECIPES_KEPT:
+        kind = self._recipes.get(sign)
+        if kind is None:
+            if len(self._recipes) >= _KEPT:
                 self._recipes.clear()
             try:
-                recipe = self._recipes[sign] = build(sign, self._patterns)
+                kind = self._recipes[sign] = _Kind(build(sign, self._patterns, self.changes), self._maps)
             except CollateError as error:
                 raise CollateError(f"{locate(samples, 0, '')}: {error}") from None
-        return recipe
+        return kind
 
-    def __reduce__(self) -> tuple[type[Collate], tuple[dict[str, str | None]]]:
-        return type(self), (self.schema,)
+    def __getstate__(self) -> dict[str, Any]:
+        return {"schema": self.schema, "maps": self.maps, "changes": self.changes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        changes: Changes = state["changes"]
+        Collate.__init__(
+            self, state["schema"], state["maps"], drop=changes.drop, rename=changes.rename, cast=changes.cast
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.schema})"
@@ -123,309 +166,212 @@ def collate(samples: Sequence[Any]) -> Any:
     return _default(samples)
 
 
-class _Collation:
-    """One call: the samples, for errors, and the structure that their fields share."""
+def _default_memory(size: int) -> NDArray[np.uint8] | Tensor:
+    """Fresh memory; in a worker process memory that can be handed over as it is."""
+    if get_worker_info() is None:
+        return fresh_memory(size)
+    storage = torch.UntypedStorage._new_shared(size)
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
 
-    def __init__(self, samples: list[Any]) -> None:
-        self.samples = samples
-        self.axes: dict[AxisKey, tuple[Axis, list[int], Field, list[Shape]]] = {}
-        self.grids: dict[tuple[AxisKey, ...], Grid] = {}
 
-    def collect(self, recipe: Recipe, column: list[Any]) -> Any:
-        """The field, or Batch of fields, that a column of B values becomes."""
+class _Kind:
+    """What batches of one recipe have in common: axes, grids, and the specs seen so far.
+
+    Attributes:
+        axes: what identifies each axis, in the order in which fields bring them.
+        grids: products of several axes, as indices into ``axes``: those of fields, then those asked for.
+        parts: the partition of each ragged field, by path.
+    """
+
+    def __init__(self, recipe: Recipe, maps: Maps) -> None:
+        self.recipe = recipe
+        self.fields = list(leaves(recipe))
+        self.axes: list[AxisKey] = list(dict.fromkeys(key for f in self.fields for key in f.axes))
+        grids = [self._ids(f.axes) for f in self.fields] + [self._named(product) for product in maps.products]
+        self.grids = list(dict.fromkeys(grid for grid in grids if len(grid) > 1))
+        self.parts = {f.path: self._part(self._ids(f.axes)) for f in self.fields if f.axes}
+        self.specs: dict[Hashable, Spec] = {}
+
+    def _ids(self, keys: Sequence[AxisKey]) -> tuple[int, ...]:
+        return tuple(map(self.axes.index, keys))
+
+    def _named(self, product: tuple[str, ...]) -> tuple[int, ...]:
+        for name in product:
+            if name not in self.axes:
+                known = [key for key in self.axes if isinstance(key, str)]
+                raise CollateError(f"maps: {' '.join(product)!r} has no axis '{name}': declared are {known}")
+        return self._ids(product)
+
+    def _part(self, ids: tuple[int, ...]) -> int:
+        return ids[0] if len(ids) == 1 else len(self.axes) + self.grids.index(ids)
+
+    def spec(self, columns: Sequence[Any], large: tuple[int, ...], maps: Maps) -> Spec:
+        """The spec of columns: their dtypes and static dims decide.
+
+        Args:
+            columns: a :class:`Column` for each field, None for text.
+            large: partitions that bring maps only if these were asked for.
+        """
+        key = large, tuple([c and (c.dtype, c.static, c.loose) for c in columns])
+        spec = self.specs.get(key)
+        if spec is None:
+            if len(self.specs) >= _KEPT:
+                self.specs.clear()
+            spec = self.specs[key] = self._make(columns, large, maps)
+        return spec
+
+    def _make(self, columns: Sequence[Any], large: tuple[int, ...], maps: Maps) -> Spec:
+        found: list[Leaf] = []
+        slots = {True: 0, False: 0}
+        for field, column in zip(self.fields, columns):
+            kept = column is None or column.loose
+            found.append(self._leaf(field, column, kept, slots[kept]))
+            slots[kept] += 1
+        single = {self._ids(f.axes)[0] for f in self.fields if len(f.axes) == 1}
+        wanted = maps.of(len(self.axes), self.grids, single)
+        if maps.implied:
+            wanted = tuple(m for m in wanted if m.part < len(self.axes) or m.part not in large)
+        names = tuple(axis_name(key) for key in self.axes)
+        return Spec(names, tuple(self.grids), wanted, self._tree(self.recipe, iter(found)))
+
+    def _leaf(self, field: Field, column: Column | None, kept: bool, slot: int) -> Leaf:
+        if kept or column is None:
+            return Leaf("kept", slot)
+        dtype = str(column.dtype).removeprefix("torch.")
+        if not field.axes:
+            return Leaf("dense", slot, dtype, column.static)
+        return Leaf("packed", slot, dtype, column.static, column.pattern.order, self.parts[field.path])
+
+    def _tree(self, recipe: Recipe, found: Iterator[Leaf]) -> Tree:
         if isinstance(recipe, Field):
-            return self._field(recipe, column)
-        columns = self._split(recipe, column)
-        fields = [self.collect(child, values) for child, values in zip(recipe.parts, columns)]
-        return Batch(dict(zip(recipe.names, fields)), recipe.structure in ("tuple", "named tuple"))
+            return next(found)
+        kept = [(title, part) for title, part in zip(recipe.titles, recipe.parts) if part is not None]
+        parts = tuple(self._tree(part, found) for _, part in kept)
+        ordered = recipe.structure in ("tuple", "named tuple")
+        return Node(ordered, tuple(title for title, _ in kept), parts)
 
-    def fail(self, index: int, path: str, text: str, cause: Exception | None = None) -> NoReturn:
-        """Raise the error about one field of one sample."""
-        raise CollateError(f"{locate(self.samples, index, path)}: {text}") from cause
+
+class _Job:
+    """One call: the columns of samples, and the memory they are written into."""
+
+    def __init__(self, kind: _Kind, samples: list[Any]) -> None:
+        self.kind = kind
+        self.samples = samples
+        self.mistakes = Mistakes(samples)
+        self.axes: dict[AxisKey, tuple[list[int], Column]] = {}
+        self.columns: list[Column | None] = []
+        self.texts: list[list[Any] | None] = []
+
+    def measure(self, recipe: Recipe, column: list[Any]) -> None:
+        """Measure a column of B values, and all columns inside of it."""
+        if isinstance(recipe, Field):
+            self._field(recipe, column)
+            return
+        for part, values in zip(recipe.parts, self._split(recipe, column)):
+            if part is not None:
+                self.measure(part, values)
 
     def _split(self, group: Group, column: list[Any]) -> list[list[Any]]:
         """Turn a column of containers into a column for each part."""
         named = group.structure in ("mapping", "tuple")
         getters: Iterable[Callable[[Any], Any]] = map(itemgetter if named else attrgetter, group.names)
         if len(set(map(type, column))) > 1 or (named and set(map(len, column)) != {len(group.names)}):
-            self._check_containers(group, column)
+            self.mistakes.check_containers(group, column)
         try:
             return [list(map(get, column)) for get in getters]
         except (KeyError, AttributeError):
-            self._check_containers(group, column)
+            self.mistakes.check_containers(group, column)
             raise
 
-    def _check_containers(self, group: Group, column: list[Any]) -> None:
-        for index, value in enumerate(column):
-            structure, names = container(value) or (type(value).__name__, ())
-            if structure != group.structure:
-                self.fail(index, group.path, f"{structure} where sample 0 has a {group.structure}.")
-            for name in (*group.names, *names):
-                if name not in names or name not in group.names:
-                    lacking = "is missing here" if name not in names else "is missing in sample 0"
-                    self.fail(
-                        index,
-                        join(group.path, name),
-                        f"{lacking}: the fields are {list(names)}, those of sample 0 {list(group.names)}. "
-                        "Give every sample the same fields.",
-                    )
-
-    def _field(self, field: Field, column: list[Any]) -> Any:
+    def _field(self, field: Field, values: list[Any]) -> None:
         if field.marked:
-            column = self._unmark(field, column)
+            values = unmark(field, values, self.mistakes)
         if field.pattern is None:
-            return self._text(field, column)
-        numbers = _plain_numbers(field, column)
-        if numbers is not None:
-            return numbers
-        arrays = self._images(field, column) if field.kind == "image" else self._arrays(field, column)
-        shapes = [array.shape for array in arrays]
-        if len({array.dtype for array in arrays}) > 1:
-            self._fail_dtype(field, arrays)
-        self._check(field, field.pattern, shapes)
-        if not field.axes:
-            return self._stack(field, arrays)
-        lengths = [[shape[d] for shape in shapes] for d in field.pattern.ragged]
-        device = arrays[0].device if isinstance(arrays[0], Tensor) else None
+            self.texts.append(text_of(field, values, self.mistakes))
+            self.columns.append(None)
+            return
+        column = Column(field, arrays_of(field, values, self.mistakes), self.mistakes)
+        for key, lengths in zip(field.axes, column.lengths):
+            known = self.axes.setdefault(key, (lengths, column))
+            if known[0] != lengths:
+                self._fail_axis(key, known[1], column)
+        self.texts.append(None)
+        self.columns.append(column)
+
+    def _fail_axis(self, key: AxisKey, first: Column, other: Column) -> NoReturn:
+        for column in (first, other):
+            column.explain()
+        sides = [(c.field, c.arrays, c.lengths[c.field.axes.index(key)]) for c in (first, other)]
+        self.mistakes.fail_axis(key, sides[0], sides[1])
+
+    def write(self, maps: Maps, allocate: Allocate) -> Batch:
+        """Take memory, write, and return the Batch over it."""
+        lengths = self._lengths()
+        large = tuple([k for k, n in enumerate(lengths.sum(1).tolist()) if n > PAIR_CELLS])
+        spec = self.kind.spec(self.columns, large, maps)
         try:
-            grid = self._grid(field, shapes, lengths, device)
-            values = _pack(arrays, field.pattern, lengths)
-        except CollateError:
-            raise
-        except (TypeError, ValueError, RuntimeError) as error:
-            self._fail_convert(field, arrays, error)
-        return PackedTensor(values, grid, field.pattern.order)
+            extents = Extents(spec, lengths)
+        except ValueError as error:
+            self._fail_size(lengths.sum(1).argmax(), error)
+        memory = allocate(extents.nbytes)
+        buffer = (torch.from_numpy(memory) if isinstance(memory, np.ndarray) else memory)[: extents.nbytes]
+        block = Block(spec, buffer, extents, lengths)
+        _write_structure(block, buffer.numpy())
+        written = [column for column in self.columns if column is not None and not column.loose]
+        for leaf, column in zip(spec.leaves, written):
+            column.write(block.values(leaf))
+        return Batch.over(self._keep(block))
 
-    def _unmark(self, field: Field, column: list[Any]) -> list[Any]:
-        for index, value in enumerate(column):
-            if not isinstance(value, Ragged) or value.pattern != str(field.pattern):
-                got = f"is marked '{value.pattern}'" if isinstance(value, Ragged) else "is not marked"
-                self.fail(index, field.path, f"{got} where sample 0 is marked '{field.pattern}'.")
-        return [value.value for value in column]
+    def _fail_size(self, part: int, error: ValueError) -> NoReturn:
+        """Say which field has too many cells."""
+        path = next((p for p, k in self.kind.parts.items() if k == part), "")
+        raise CollateError(f"field '{path}': {error}" if path else str(error)) from error
 
-    def _text(self, field: Field, column: list[Any]) -> list[Any]:
-        for index, value in enumerate(column):
-            if not is_text(value) and not isinstance(value, list):
-                self._fail_type(field, index, column)
-        return list(column)
+    def _lengths(self) -> NDArray[np.int64]:
+        """The cells of every sample in every partition, [P, B]."""
+        grids = self.kind.grids
+        lengths = np.empty((len(self.axes) + len(grids), len(self.samples)), np.int64)
+        for k, key in enumerate(self.kind.axes):
+            lengths[k] = self.axes[key][0]
+        for k, grid in enumerate(grids, len(self.axes)):
+            lengths[k] = prod(lengths[axis] for axis in grid)
+        return lengths
 
-    def _images(self, field: Field, column: list[Any]) -> list[Array]:
-        """Arrays [C, h, w] of PIL images, or [h, w] where that is declared."""
-        arrays = []
-        for index, image in enumerate(column):
-            if not isinstance(image, Image.Image):
-                self._fail_type(field, index, column)
-            array = np.asarray(image)
-            if array.ndim == 3:
-                array = array.transpose(2, 0, 1)
-            elif field.pattern is not None and field.pattern.rank == 3:
-                array = array[None]
-            arrays.append(array)
-        return arrays
-
-    def _arrays(self, field: Field, column: list[Any]) -> list[Tensor] | list[Array]:
-        """The leaves as tensors, or all as arrays."""
-        types = set(map(type, column))
-        if any(all(issubclass(kind, base) for kind in types) for base in (Tensor, np.ndarray)):
-            return column
-        arrays = [self._array(field, index, column) for index in range(len(column))]
-        empty = {i for i, v in enumerate(column) if isinstance(v, (list, tuple)) and not arrays[i].size}
-        if len(empty) == len(column):
-            self.fail(
-                0,
-                field.path,
-                "an empty list, as in every sample of this batch, has no dtype. Give arrays or tensors, "
-                "e.g. numpy.asarray(x, dtype=numpy.int64), wherever a list can be empty.",
+    def _keep(self, block: Block) -> Block:
+        """Add what lies outside of the buffer: text, and fields on devices or with gradients."""
+        loose = [column for column in self.columns if column is not None and column.loose]
+        devices = {column.arrays[0].device for column in loose} - {torch.device("cpu")}
+        if len(devices) > 1:
+            raise CollateError(
+                f"samples lie on several devices, {sorted(map(str, devices))}. Move them to one."
             )
-        tensor = next((value for value in column if isinstance(value, Tensor)), None)
-        if tensor is None:
-            dtype = next(array.dtype for i, array in enumerate(arrays) if i not in empty)
-            return [array.astype(dtype) if i in empty else array for i, array in enumerate(arrays)]
-        try:
-            return [
-                torch.empty(array.shape, dtype=tensor.dtype) if i in empty else _tensor(array)
-                for i, array in enumerate(arrays)
-            ]
-        except (TypeError, ValueError) as error:
-            self._fail_convert(field, arrays, error)
-
-    def _array(self, field: Field, index: int, column: list[Any]) -> Any:
-        value = column[index]
-        if isinstance(value, (Tensor, np.ndarray)):
-            return value
-        if not isinstance(value, (list, tuple)) and not is_number(value):
-            self._fail_type(field, index, column)
-        try:
-            array = np.array(value)
-        except (TypeError, ValueError) as error:
-            text = f"a list that is not one array: {error}. Make it rectangular."
-            self.fail(index, field.path, text, error)
-        if array.dtype.kind not in "biufc" or (array.dtype == np.uint64 and not isinstance(value, np.uint64)):
-            self.fail(index, field.path, f"numbers that fit no dtype of torch, read as {array.dtype}.")
-        if isinstance(value, np.generic):
-            return array
-        narrow = {"d": np.float32, "D": np.complex64}.get(array.dtype.char)
-        return array if narrow is None else array.astype(narrow)
-
-    def _check(self, field: Field, pattern: Pattern, shapes: list[Shape]) -> None:
-        """Check ranks, static dims and repeated names; raise for the first sample that does not fit."""
-        if set(map(len, shapes)) != {pattern.rank}:
-            index = next(i for i, shape in enumerate(shapes) if len(shape) != pattern.rank)
-            self._fail_rank(field, pattern, index, shapes)
-        for d in pattern.static:
-            sizes = {shape[d] for shape in shapes}
-            if len(sizes) != 1 or pattern.tokens[d] not in (None, *sizes):
-                self._fail_static(field, pattern, d, shapes)
-        if len(set(pattern.names)) < len(pattern.names):
-            for index, shape in enumerate(shapes):
-                try:
-                    check_sample(pattern, shape, locate(self.samples, index, field.path))
-                except ValueError as error:
-                    raise CollateError(str(error)) from error
-
-    def _grid(
-        self, field: Field, shapes: list[Shape], lengths: list[list[int]], device: torch.device | None
-    ) -> Grid:
-        """The grid of a field; fields over the same axes get the same one."""
-        for key, sizes in zip(field.axes, lengths):
-            known = self.axes.get(key)
-            if known is None:
-                self.axes[key] = (Axis(sizes, name=axis_name(key), device=device), sizes, field, shapes)
-            elif known[1] != sizes:
-                self._fail_axis(field, key, sizes, shapes)
-        grid = self.grids.get(field.axes)
-        if grid is None:
-            grid = self.grids[field.axes] = Grid(tuple(self.axes[key][0] for key in field.axes))
-        return grid
-
-    def _stack(self, field: Field, arrays: list[Any]) -> Tensor:
-        try:
-            if isinstance(arrays[0], Tensor):
-                return torch.stack(arrays).contiguous()
-            out = np.empty((len(arrays), *arrays[0].shape), arrays[0].dtype)
-            np.stack(arrays, out=out)
-            return torch.from_numpy(out)
-        except (TypeError, ValueError, RuntimeError) as error:
-            self._fail_convert(field, arrays, error)
-
-    def _fail_type(self, field: Field, index: int, column: list[Any]) -> NoReturn:
-        kinds = [
-            f"a leaf marked '{v.pattern}'" if isinstance(v, Ragged) else type(v).__name__
-            for v in (column[index], column[0])
-        ]
-        what = {"data": "numbers", "image": "PIL images", "text": "text"}[field.kind]
-        text = f"{kinds[0]} where sample 0 has {kinds[1]}. Give {what} in every sample."
-        self.fail(index, field.path, text)
-
-    def _fail_dtype(self, field: Field, arrays: list[Any]) -> NoReturn:
-        index = next(i for i, array in enumerate(arrays) if array.dtype != arrays[0].dtype)
-        got, first = (str(array.dtype).removeprefix("torch.") for array in (arrays[index], arrays[0]))
-        self.fail(
-            index,
-            field.path,
-            f"dtype {got} (shape {_shape(arrays[index])}) where sample 0 has {first} "
-            f"(shape {_shape(arrays[0])}). Convert one to the other where the samples are made.",
-        )
-
-    def _fail_rank(self, field: Field, pattern: Pattern, index: int, shapes: list[Shape]) -> NoReturn:
-        got = shapes[index]
-        rule = "declared" if field.declared else "of sample 0's type and rank"
-        self.fail(
-            index,
-            field.path,
-            f"shape {tuple(got)} has {len(got)} dims, the pattern '{pattern}' {rule} has {pattern.rank} "
-            f"(sample 0 has shape {tuple(shapes[0])}). Give every sample one rank, or declare the pattern.",
-        )
-
-    def _fail_static(self, field: Field, pattern: Pattern, d: int, shapes: list[Shape]) -> NoReturn:
-        size = shapes[0][d] if pattern.tokens[d] is None else pattern.tokens[d]
-        index = next(i for i, shape in enumerate(shapes) if shape[d] != size)
-        if field.kind == "image":
-            way = "Bring all images to one mode: image.convert('RGB')"
-        else:
-            schema = suggest(field.path, pattern, field.declared, shapes)
-            way = f"Declare what fits, with a name for every dim that varies: packload.Collate({schema})"
-        other = f", sample 0 has shape {tuple(shapes[0])}" if index else ""
-        self.fail(
-            index,
-            field.path,
-            f"shape {tuple(shapes[index])}{other}: dim {d} of the pattern '{pattern}' is static and must "
-            f"be {size}. {way}.",
-        )
-
-    def _fail_axis(self, field: Field, key: AxisKey, sizes: list[int], shapes: list[Shape]) -> NoReturn:
-        _, known, first, first_shapes = self.axes[key]
-        index = next(i for i, (a, b) in enumerate(zip(known, sizes)) if a != b)
-        self.fail(
-            index,
-            field.path,
-            f"axis '{axis_name(key)}' has length {sizes[index]} (shape {tuple(shapes[index])}), but "
-            f"field '{first.path}' gave it {known[index]} (shape {tuple(first_shapes[index])}). Make them "
-            "agree, or declare two names.",
-        )
-
-    def _fail_convert(self, field: Field, arrays: list[Any], error: Exception) -> NoReturn:
-        text = f"cannot pack {arrays[0].dtype} of shape {_shape(arrays[0])}: {error}"
-        self.fail(0, field.path, text, error)
+        if devices:
+            block = block.on(block.buffer.to(devices.pop()))
+        for field, column, text in zip(self.kind.fields, self.columns, self.texts):
+            if column is None:
+                block.kept.append(text)
+            elif column.loose:
+                values = column.joined()
+                if field.axes:
+                    grid = block.grid(self.kind.parts[field.path])
+                    block.kept.append(PackedTensor(values, grid, column.pattern.order))
+                else:
+                    block.kept.append(values)
+        return block
 
 
-def _plain_numbers(field: Field, column: list[Any]) -> Tensor | None:
-    """A tensor [B] of Python numbers of one type; None if the column is anything else."""
-    dtype = _PYTHON_DTYPES.get(type(column[0]))
-    if dtype is None or field.pattern is None or field.pattern.rank or len(set(map(type, column))) > 1:
-        return None
-    try:
-        return torch.from_numpy(np.array(column, dtype))
-    except OverflowError:
-        return None
-
-
-def _pack(arrays: list[Any], pattern: Pattern, lengths: list[list[int]]) -> Tensor:
-    """Values [cells, *static] of samples that fit a pattern."""
-    leading = pattern.ragged == (0,)
-    if isinstance(arrays[0], Tensor):
-        if leading:
-            return torch.cat(arrays).contiguous()
-        try:
-            arrays = [tensor.numpy() for tensor in arrays]
-        except (TypeError, RuntimeError):
-            return _pack_tensors(arrays, pattern)
-    cells = sum(map(prod, zip(*lengths)))
-    values = np.empty((cells, *(arrays[0].shape[d] for d in pattern.static)), arrays[0].dtype)
-    if leading:
-        np.concatenate(arrays, out=values)
-    else:
-        _copy_blocks(values, arrays, pattern.ragged + pattern.static)
-    return torch.from_numpy(values)
-
-
-def _pack_tensors(tensors: list[Tensor], pattern: Pattern) -> Tensor:
-    """As :func:`_pack`, in torch: for types that numpy lacks, other devices, and gradients."""
-    static = [tensors[0].shape[d] for d in pattern.static]
-    order = pattern.ragged + pattern.static
-    cells = [prod(tensor.shape[d] for d in pattern.ragged) for tensor in tensors]
-    return torch.cat([t.permute(order).reshape(n, *static) for t, n in zip(tensors, cells)]).contiguous()
-
-
-def _copy_blocks(values: Array, arrays: list[Array], order: Shape) -> None:
-    """Copy each array, its dims in ``order``, into its rows of ``values``."""
-    begin = 0
-    static = values.ndim - 1
-    for array in arrays:
-        block = array.transpose(order)
-        end = begin + prod(block.shape[: block.ndim - static])
-        target = values[begin:end].reshape(block.shape)
-        if static == 1 and block.shape[-1] <= _FEW_CHANNELS and not block.flags.c_contiguous:
-            for channel in range(block.shape[-1]):
-                target[..., channel] = block[..., channel]
-        else:
-            target[...] = block
-        begin = end
-
-
-def _tensor(array: Any) -> Tensor:
-    return array if isinstance(array, Tensor) else torch.from_numpy(array.copy())
-
-
-def _shape(array: Any) -> Shape:
-    return tuple(array.shape)
+def _write_structure(block: Block, memory: NDArray[np.uint8]) -> None:
+    """Numbers, lengths, offsets and maps, into the buffer."""
+    spec, extents, lengths = block.spec, block.extents, block.lengths
+    memory[: 8 * spec.count].view(np.int64)[:] = extents.numbers()
+    start = extents.starts[0]
+    memory[start : start + lengths.nbytes].view(np.int64)[:] = lengths.reshape(-1)
+    start, stride = extents.starts[1], extents.offsets_stride
+    offsets = memory[start : start + 4 * len(lengths) * stride].view(np.int32).reshape(len(lengths), stride)
+    offsets[:, 0] = 0
+    np.cumsum(lengths, axis=1, dtype=np.int32, out=offsets[:, 1 : lengths.shape[1] + 1])
+    for wanted, start, rows in zip(spec.maps, extents.starts[2:], extents.rows):
+        axes = spec.axes_of(wanted.part)
+        out = memory[start : start + 4 * rows].view(np.int32)
+        starts = [offsets[k, : lengths.shape[1] + 1] for k in axes]
+        coordinate_maps.write(wanted, out, [lengths[k] for k in axes], starts, lengths[wanted.part])

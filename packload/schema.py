@@ -31,7 +31,7 @@ structure, unless a pattern is declared for one.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -86,6 +86,7 @@ class Field:
         axes: what identifies each ragged dim in the batch, in the pattern's order.
         marked: the leaf is wrapped by :func:`ragged`.
         declared: the pattern was declared, not a default.
+        cast: the dtype it is packed as; None for its own.
     """
 
     path: str
@@ -94,16 +95,45 @@ class Field:
     axes: tuple[AxisKey, ...] = ()
     marked: bool = False
     declared: bool = False
+    cast: torch.dtype | None = None
 
 
 @dataclass(frozen=True)
 class Group:
-    """The recipe of a container: its kind, the names of its parts, and their recipes."""
+    """The recipe of a container.
+
+    Attributes:
+        structure: its kind.
+        names: the names of its parts.
+        parts: their recipes; None for one that is dropped.
+        titles: what the parts are called in the batch.
+    """
 
     path: str
     structure: Structure
     names: tuple[Any, ...]
-    parts: tuple[Field | Group, ...]
+    parts: tuple[Field | Group | None, ...]
+    titles: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What becomes of fields besides their pattern; all by path.
+
+    Attributes:
+        drop: fields, or whole containers, that a batch does not have.
+        rename: new names, in the place of a path's last part.
+        cast: dtypes.
+    """
+
+    drop: frozenset[str] = frozenset()
+    rename: Mapping[str, str] = field(default_factory=dict)
+    cast: Mapping[str, torch.dtype] = field(default_factory=dict)
+
+    @property
+    def paths(self) -> set[str]:
+        """All paths that are named."""
+        return {*self.drop, *self.rename, *self.cast}
 
 
 Recipe = Field | Group
@@ -200,15 +230,18 @@ def parse_schema(schema: Schema | None) -> dict[str, Pattern]:
     return parsed
 
 
-def build(sign: Hashable, schema: Mapping[str, Pattern]) -> Recipe:
+def build(sign: Hashable, schema: Mapping[str, Pattern], changes: Changes = Changes()) -> Recipe:
     """Work out the recipe of samples with a signature.
 
     Raises:
         CollateError: a leaf's type is not supported, a leaf of rank 4 or more has no pattern, or the
-            schema does not fit: it declares a field that is not there, or a pattern for a field that
-            has none.
+            schema or the changes do not fit: they name a field that is not there, declare a pattern or a
+            dtype for one that has none, or give two fields one name.
     """
-    recipe = _build(sign, "", schema)
+    seen: set[str] = set()
+    recipe = _build(sign, "", schema, changes, seen)
+    if recipe is None:
+        raise CollateError("drop names the samples themselves")
     paths = [leaf.path for leaf in leaves(recipe)]
     for path in paths:
         if paths.count(path) > 1:
@@ -218,6 +251,10 @@ def build(sign: Hashable, schema: Mapping[str, Pattern]) -> Recipe:
             inside = [p for p in paths if p.startswith(f"{path}.")]
             hint = f"it holds the fields {inside}; declare those" if inside else f"the fields are {paths}"
             raise CollateError(f"the schema declares field '{path}', which is not a leaf: {hint}.")
+    for path in sorted(changes.paths - seen | set(changes.cast) - set(paths)):
+        raise CollateError(
+            f"'{path}' is to be dropped, renamed or cast, but is not there: there are {sorted(seen)}."
+        )
     return recipe
 
 
@@ -227,10 +264,16 @@ def leaves(recipe: Recipe) -> Iterator[Field]:
         yield recipe
     else:
         for child in recipe.parts:
-            yield from leaves(child)
+            if child is not None:
+                yield from leaves(child)
 
 
-def _build(sign: Any, path: str, schema: Mapping[str, Pattern]) -> Recipe:
+def _build(
+    sign: Any, path: str, schema: Mapping[str, Pattern], changes: Changes, seen: set[str]
+) -> Recipe | None:
+    seen.add(path)
+    if path in changes.drop:
+        return None
     declared = schema.get(path)
     marked = sign[0] == "ragged"
     if marked:
@@ -246,10 +289,30 @@ def _build(sign: Any, path: str, schema: Mapping[str, Pattern]) -> Recipe:
     if head == "ragged" or (head in ("mapping", "named tuple", "dataclass") and marked):
         raise CollateError(f"field '{path}': ragged() marks a leaf, not a {head}. Mark what is inside.")
     if head not in ("data", "image", "text") and not (head == "tuple" and declared is not None):
-        structure, names, signs = sign
-        parts = [_build(s, join(path, name), schema) for name, s in zip(names, signs)]
-        return Group(path, structure, names, tuple(parts))
-    return _field(sign, path, declared, marked)
+        return _group(sign, path, schema, changes, seen)
+    leaf = _field(sign, path, declared, marked)
+    cast = changes.cast.get(path)
+    if cast is not None and leaf.pattern is None:
+        raise CollateError(f"field '{path}' holds text, which cannot be cast to {cast}.")
+    return leaf if cast is None else replace(leaf, cast=cast)
+
+
+def _group(sign: Any, path: str, schema: Mapping[str, Pattern], changes: Changes, seen: set[str]) -> Group:
+    structure, names, signs = sign
+    paths = [join(path, name) for name in names]
+    parts = tuple(_build(s, p, schema, changes, seen) for s, p in zip(signs, paths))
+    titles = tuple(changes.rename.get(p, name) for p, name in zip(paths, names))
+    kept = [title for title, part in zip(titles, parts) if part is not None]
+    for title in kept:
+        if kept.count(title) > 1:
+            raise CollateError(
+                f"two fields of '{path}' would be called {title!r}. Rename one to something else."
+            )
+    if not kept and names:
+        raise CollateError(
+            f"all fields of '{path}' are dropped; drop '{path}' itself." if path else "no field is left."
+        )
+    return Group(path, structure, names, parts, titles)
 
 
 def _field(sign: Any, path: str, declared: Pattern | None, marked: bool) -> Field:
