@@ -125,6 +125,11 @@ class Spec:
         return tuple(sorted(found, key=lambda leaf: leaf.slot))
 
     @cached_property
+    def field_sizes(self) -> tuple[tuple[int, int], ...]:
+        """Of every field in the buffer its partition, or -1, and its bytes a row."""
+        return tuple((leaf.part, leaf.row_bytes) for leaf in self.leaves)
+
+    @cached_property
     def partitions(self) -> int:
         """Number of partitions P."""
         return len(self.axes) + len(self.grids)
@@ -202,40 +207,33 @@ class Extents:
     Args:
         spec: what is in the buffer.
         lengths: int64 [P, B]: of every axis and grid the cells of every sample.
+        cells: their sums.
 
     Raises:
         ValueError: a partition has more cells than 32-bit indices reach.
     """
 
-    def __init__(self, spec: Spec, lengths: NDArray[np.int64]) -> None:
-        self.cells: list[int] = lengths.sum(1).tolist()
-        if max(self.cells, default=0) > structure.INDEX_LIMIT:
+    def __init__(self, spec: Spec, lengths: NDArray[np.int64], cells: list[int]) -> None:
+        if max(cells, default=0) > structure.INDEX_LIMIT:
             raise ValueError(
-                f"a packed batch of {max(self.cells)} cells does not fit 32-bit indices (at most "
+                f"a packed batch of {max(cells)} cells does not fit 32-bit indices (at most "
                 f"{structure.INDEX_LIMIT}); make the batch smaller"
             )
+        self.cells = cells
         self.batch_size = lengths.shape[1]
-        self.peaks: list[int] = lengths.max(1, initial=0).tolist()
-        self.rows = [map_rows(spec, m, lengths, self.cells) for m in spec.maps]
+        self.peaks: list[int] = [max(sizes) for sizes in lengths.tolist()]
+        self.rows = [map_rows(spec, m, lengths, cells) for m in spec.maps]
+        self.offsets_stride = aligned(4 * (self.batch_size + 1)) // 4
+        sizes = [lengths.nbytes, spec.partitions * self.offsets_stride * 4, *(4 * rows for rows in self.rows)]
+        for part, row_bytes in spec.field_sizes:
+            sizes.append(row_bytes * (self.batch_size if part < 0 else cells[part]))
         self.starts: list[int] = []
-        self.nbytes = 8 * spec.count
-        self._place(lengths.nbytes)
-        self._place(spec.partitions * self.offsets_stride * 4)
-        for rows in self.rows:
-            self._place(4 * rows)
-        for leaf in spec.leaves:
-            rows = self.cells[leaf.part] if leaf.kind == "packed" else self.batch_size
-            self._place(rows * leaf.row_bytes)
-
-    @property
-    def offsets_stride(self) -> int:
-        """Integers from one partition's offsets to the next one's."""
-        return aligned(4 * (self.batch_size + 1)) // 4
-
-    def _place(self, size: int) -> None:
-        start = aligned(self.nbytes)
-        self.starts.append(start)
-        self.nbytes = start + size
+        end = 8 * spec.count
+        for size in sizes:
+            start = -(-end // ALIGNMENT) * ALIGNMENT
+            self.starts.append(start)
+            end = start + size
+        self.nbytes = end
 
     def numbers(self) -> list[int]:
         """All of them in one list."""
@@ -247,6 +245,7 @@ class Extents:
         numbers = buffer.numpy()[: 8 * spec.count].view(np.int64).tolist()
         self = cls.__new__(cls)
         self.nbytes, self.batch_size = numbers[:2]
+        self.offsets_stride = aligned(4 * (self.batch_size + 1)) // 4
         first, second = 2 + spec.partitions, 2 + 2 * spec.partitions
         third = second + len(spec.maps)
         self.cells, self.peaks = numbers[2:first], numbers[first:second]
@@ -286,8 +285,8 @@ class Block:
         self.buffer = buffer
         self.extents = extents
         self.lengths = lengths
+        self.host = buffer.numpy() if buffer.device.type == "cpu" else None
         self.kept: list[Any] = [] if kept is None else kept
-        self._host = buffer.numpy() if buffer.device.type == "cpu" else None
         self._grids: dict[int, Grid] = {}
         self._made: list[tuple[Any, Tensor]] = []
 
@@ -313,14 +312,20 @@ class Block:
                 return self._make(leaf)
         return self._make(leaf)
 
-    def values(self, leaf: Leaf) -> Tensor:
-        """A new tensor [rows, *static] over a field's place in the buffer."""
+    def _lies(self, leaf: Leaf) -> tuple[int, tuple[int, ...]]:
+        """Where a field begins, and its shape."""
         rows = self.extents.cells[leaf.part] if leaf.kind == "packed" else self.extents.batch_size
-        start = self.extents.starts[2 + len(self.spec.maps) + leaf.slot]
-        return self._tensor(leaf.torch_dtype, start, (rows, *leaf.static))
+        return self.extents.starts[2 + len(self.spec.maps) + leaf.slot], (rows, *leaf.static)
+
+    def place(self, leaf: Leaf) -> tuple[Bytes, tuple[int, ...]]:
+        """The bytes of a field in host memory, and its shape [rows, *static]."""
+        start, shape = self._lies(leaf)
+        memory: Bytes = self.host  # type: ignore[assignment]
+        return memory[start : start + leaf.row_bytes * shape[0]], shape
 
     def _make(self, leaf: Leaf) -> Any:
-        values = self.values(leaf)
+        start, shape = self._lies(leaf)
+        values = self._tensor(leaf.torch_dtype, start, shape)
         packed = leaf.kind == "packed"
         field = PackedTensor(values, self.grid(leaf.part), leaf.order) if packed else values
         self._made.append((field, values))
@@ -328,8 +333,8 @@ class Block:
 
     def _tensor(self, dtype: torch.dtype, start: int, shape: tuple[int, ...]) -> Tensor:
         """A contiguous tensor over a part of the buffer, with a storage of its own that begins there."""
-        if self._host is not None:
-            part = self._host[start : start + dtype.itemsize * prod(shape)]
+        if self.host is not None:
+            part = self.host[start : start + dtype.itemsize * prod(shape)]
             known = NUMPY_DTYPES.get(dtype)
             if known is not None:
                 return torch.from_numpy(part.view(known).reshape(shape))

@@ -306,36 +306,39 @@ class _Job:
 
     def write(self, maps: Maps, allocate: Allocate) -> Batch:
         """Take memory, write, and return the Batch over it."""
-        lengths = self._lengths()
-        large = tuple([k for k, n in enumerate(lengths.sum(1).tolist()) if n > PAIR_CELLS])
+        lengths, cells = self._lengths()
+        first = len(self.axes)
+        large = tuple([k for k, n in enumerate(cells[first:], first) if n > PAIR_CELLS])
         spec = self.kind.spec(self.columns, large, maps)
         try:
-            extents = Extents(spec, lengths)
+            extents = Extents(spec, lengths, cells)
         except ValueError as error:
-            self._fail_size(lengths.sum(1).argmax(), error)
+            self._fail_size(cells.index(max(cells)), error)
         memory = allocate(extents.nbytes)
         buffer = (torch.from_numpy(memory) if isinstance(memory, np.ndarray) else memory)[: extents.nbytes]
         block = Block(spec, buffer, extents, lengths)
-        _write_structure(block, buffer.numpy())
+        _write_structure(block)
         written = [column for column in self.columns if column is not None and not column.loose]
         for leaf, column in zip(spec.leaves, written):
-            column.write(block.values(leaf))
-        return Batch.over(self._keep(block))
+            column.write(*block.place(leaf))
+        return Batch.over(self._keep(block) if len(written) < len(self.columns) else block)
 
     def _fail_size(self, part: int, error: ValueError) -> NoReturn:
         """Say which field has too many cells."""
         path = next((p for p, k in self.kind.parts.items() if k == part), "")
         raise CollateError(f"field '{path}': {error}" if path else str(error)) from error
 
-    def _lengths(self) -> NDArray[np.int64]:
-        """The cells of every sample in every partition, [P, B]."""
-        grids = self.kind.grids
-        lengths = np.empty((len(self.axes) + len(grids), len(self.samples)), np.int64)
-        for k, key in enumerate(self.kind.axes):
-            lengths[k] = self.axes[key][0]
-        for k, grid in enumerate(grids, len(self.axes)):
-            lengths[k] = prod(lengths[axis] for axis in grid)
-        return lengths
+    def _lengths(self) -> tuple[NDArray[np.int64], list[int]]:
+        """The cells of every sample in every partition, [P, B], and their sums."""
+        sizes = [self.axes[key][0] for key in self.kind.axes]
+        lengths, cells = (
+            np.array(sizes, np.int64).reshape(len(sizes), len(self.samples)),
+            list(map(sum, sizes)),
+        )
+        if not self.kind.grids:
+            return lengths, cells
+        products = [prod(lengths[axis] for axis in grid) for grid in self.kind.grids]
+        return np.concatenate([lengths, products]), cells + [int(product.sum()) for product in products]
 
     def _keep(self, block: Block) -> Block:
         """Add what lies outside of the buffer: text, and fields on devices or with gradients."""
@@ -360,16 +363,17 @@ class _Job:
         return block
 
 
-def _write_structure(block: Block, memory: NDArray[np.uint8]) -> None:
+def _write_structure(block: Block) -> None:
     """Numbers, lengths, offsets and maps, into the buffer."""
     spec, extents, lengths = block.spec, block.extents, block.lengths
+    memory: NDArray[np.uint8] = block.host  # type: ignore[assignment]
     memory[: 8 * spec.count].view(np.int64)[:] = extents.numbers()
     start = extents.starts[0]
     memory[start : start + lengths.nbytes].view(np.int64)[:] = lengths.reshape(-1)
     start, stride = extents.starts[1], extents.offsets_stride
     offsets = memory[start : start + 4 * len(lengths) * stride].view(np.int32).reshape(len(lengths), stride)
     offsets[:, 0] = 0
-    np.cumsum(lengths, axis=1, dtype=np.int32, out=offsets[:, 1 : lengths.shape[1] + 1])
+    lengths.cumsum(1, np.int32, offsets[:, 1 : lengths.shape[1] + 1])
     for wanted, start, rows in zip(spec.maps, extents.starts[2:], extents.rows):
         axes = spec.axes_of(wanted.part)
         out = memory[start : start + 4 * rows].view(np.int32)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ops.pattern import Pattern
 
-from .block import NUMPY_DTYPES
+from .block import NUMPY_DTYPES, Bytes
 from .mistakes import Mistakes, Shape
 from .schema import Field, Ragged, is_number, is_text
 
@@ -112,27 +112,28 @@ class Column:
         if error is not None:
             self._mistakes.fail_convert(self.field, self.arrays, error)
 
-    def write(self, target: Tensor) -> None:
-        """Write all samples into ``target`` [rows, *static], of :attr:`dtype`, in host memory."""
+    def write(self, memory: Bytes, shape: Shape) -> None:
+        """Write all samples into ``memory``, the bytes of values [rows, *static] of :attr:`dtype`."""
         try:
             if self.tensors and self.leading and self.field.cast is None:
-                self._cat(target)
+                self._cat(_as_tensor(memory, self.dtype, shape))
             elif self.tensors and not self._as_numpy():
-                target.copy_(self._joined())
-            elif isinstance(self.arrays, np.ndarray):
-                _view(target)[...] = self.arrays
-            elif not self.pattern.ragged:
-                np.stack(self.arrays, out=_view(target), casting=self._casting)
-            elif self.leading:
-                np.concatenate(self.arrays, out=_view(target), casting=self._casting)
+                _as_tensor(memory, self.dtype, shape).copy_(self._joined())
             else:
-                self._copy_blocks(_view(target))
+                self._write_arrays(memory.view(_dtype_of(self.dtype)).reshape(shape))
         except (TypeError, ValueError, RuntimeError) as error:
             self.explain(error)
 
-    @property
-    def _casting(self) -> Any:
-        return "no" if self.field.cast is None else "unsafe"
+    def _write_arrays(self, out: Array) -> None:
+        casting: Any = "no" if self.field.cast is None else "unsafe"
+        if isinstance(self.arrays, np.ndarray):
+            out[...] = self.arrays
+        elif not self.pattern.ragged:
+            np.stack(self.arrays, out=out, casting=casting)
+        elif self.leading:
+            np.concatenate(self.arrays, out=out, casting=casting)
+        else:
+            self._copy_blocks(out)
 
     def _cat(self, target: Tensor) -> None:
         if len({tensor.dtype for tensor in self.arrays}) > 1:
@@ -200,11 +201,13 @@ def _rank(dtype: torch.dtype) -> int:
     return 0 if dtype == torch.bool else 3 if dtype.is_complex else 2 if dtype.is_floating_point else 1
 
 
-def _view(target: Tensor) -> Array:
-    """A tensor's memory as numpy sees it."""
-    if target.dtype in NUMPY_DTYPES:
-        return target.numpy()
-    return target.view(getattr(torch, np.dtype(_BYTES[target.dtype.itemsize]).name)).numpy()
+def _dtype_of(dtype: torch.dtype) -> Any:
+    """The numpy dtype, or integers of its size."""
+    return NUMPY_DTYPES.get(dtype) or _BYTES[dtype.itemsize]
+
+
+def _as_tensor(memory: Bytes, dtype: torch.dtype, shape: Shape) -> Tensor:
+    return torch.from_numpy(memory).view(dtype).view(shape)
 
 
 # ------------------------------------------------------------------ leaves

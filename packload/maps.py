@@ -38,10 +38,14 @@ PAIR_CELLS = 2**22
 
 OF_AXES = ("sample_ids", "positions")
 OF_PAIRS = ("coordinates", "row_splits", "columns")
-_SHORT = 96
 
 Lengths = NDArray[np.int64]
 Indices = NDArray[np.int32]
+
+#: From this mean length on, one numpy call a sample is faster than one a batch, which reads an index.
+_LONG = 1500
+_LINE_KEPT = 2**22
+_line: Indices = np.arange(2**12, dtype=np.int32)
 
 
 class Maps:
@@ -102,37 +106,47 @@ def write(
         cells: the cells [B] of each sample.
     """
     if wanted.kind == "sample_ids":
-        _runs(out, np.arange(len(cells), dtype=np.int32), cells)
+        _runs(out, numbers(len(cells)), cells)
     elif wanted.kind == "positions":
-        _count(out, cells)
+        _count(out, cells, starts[0])
     elif wanted.kind == "splits":
         _splits(out, axes, wanted.kept or ())
     elif wanted.kind == "map" and wanted.kept == (0,):
         rest = np.repeat(prod(axes[1:]), axes[0])
-        _runs(out, np.arange(starts[0][-1], dtype=np.int32), rest)
+        _runs(out, numbers(int(starts[0][-1])), rest)
     else:
         _by_sample(wanted, out, axes, starts, cells)
 
 
 def _runs(out: Indices, values: Indices, counts: Lengths) -> None:
     """Each value as often as its count says."""
-    if len(out) < _SHORT * len(counts):
-        out[:] = np.repeat(values, counts)
+    if len(out) < _LONG * len(counts):
+        out[:] = values.repeat(counts)
         return
     begin = 0
     for value, end in zip(values.tolist(), counts.cumsum().tolist()):
-        out[begin:end].fill(value)
+        out[begin:end] = value
         begin = end
 
 
-def _count(out: Indices, counts: Lengths) -> None:
+def _count(out: Indices, counts: Lengths, starts: Indices) -> None:
     """0, 1, 2, ... anew for each count."""
-    if len(out) < _SHORT * len(counts):
-        out[:] = np.arange(len(out), dtype=np.int32)
-        out -= np.repeat((counts.cumsum() - counts).astype(np.int32), counts)
+    if len(out) < _LONG * len(counts):
+        np.subtract(numbers(len(out)), starts[:-1].repeat(counts), out=out)
     elif len(out):
-        line = np.arange(counts.max(), dtype=np.int32)
+        line = numbers(int(counts.max()))
         np.concatenate([line[:n] for n in counts.tolist()], out=out)
+
+
+def numbers(count: int) -> Indices:
+    """0, 1, 2, ... ``count - 1``, from a line that is kept; not to be written to."""
+    global _line
+    if count > len(_line):
+        line = np.arange(max(count, 2 * len(_line)), dtype=np.int32)
+        if len(line) > _LINE_KEPT:
+            return line[:count]
+        _line = line
+    return _line[:count]
 
 
 def _splits(out: Indices, axes: Sequence[Lengths], kept: tuple[int, ...]) -> None:
@@ -146,15 +160,15 @@ def _by_sample(wanted: Map, out: Indices, axes: Sequence[Lengths], starts: Any, 
     """One broadcast assignment a sample: a coordinate of every cell, or the cells in another order."""
     kept = wanted.kept or ()
     rank = len(axes)
-    numbers = np.arange(len(out) if wanted.kind == "order" else starts[kept[0]][-1], dtype=np.int32)
+    line = numbers(len(out) if wanted.kind == "order" else int(starts[kept[0]][-1]))
     full = kept + tuple(k for k in range(rank) if k not in kept)
     along = tuple(-1 if k == kept[0] else 1 for k in range(rank))
     begin = 0
     for sample, (shape, end) in enumerate(zip(zip(*(a.tolist() for a in axes)), cells.cumsum().tolist())):
         if wanted.kind == "order":
-            block = numbers[begin:end].reshape(shape).transpose(full)
+            block = line[begin:end].reshape(shape).transpose(full)
             out[begin:end].reshape(block.shape)[...] = block
         elif end > begin:
             first = starts[kept[0]][sample]
-            out[begin:end].reshape(shape)[...] = numbers[first : first + shape[kept[0]]].reshape(along)
+            out[begin:end].reshape(shape)[...] = line[first : first + shape[kept[0]]].reshape(along)
         begin = end

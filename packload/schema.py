@@ -141,7 +141,7 @@ Recipe = Field | Group
 
 def container(value: Any) -> tuple[Structure, tuple[Any, ...]] | None:
     """The kind of a container and the names of its parts; None for a leaf."""
-    if isinstance(value, Mapping):
+    if type(value) is dict or isinstance(value, Mapping):
         return "mapping", tuple(value)
     if isinstance(value, tuple):
         names = getattr(value, "_fields", None)
