@@ -5,15 +5,26 @@
         model(batch.tokens)
 
 :func:`collate` and :class:`Collate` turn samples into a :class:`Batch` whose ragged fields are
-:class:`PackedTensor`; :func:`ragged` marks a leaf with its pattern. Everything wrong with samples is a
-:class:`CollateError`.
+:class:`PackedTensor`; :func:`ragged` marks a leaf with its pattern, :func:`infer_schema` proposes patterns.
+Everything wrong with samples is a :class:`CollateError`.
 """
 
 from ._guard import Axis, Grid, PackedTensor
 from .batch import Batch
 from .collate import Collate, collate
 from .errors import CollateError
+from .infer import infer_schema
 from .schema import ragged
 
 __version__ = "0.1.0"
-__all__ = ["Axis", "Batch", "Collate", "CollateError", "Grid", "PackedTensor", "collate", "ragged"]
+__all__ = [
+    "Axis",
+    "Batch",
+    "Collate",
+    "CollateError",
+    "Grid",
+    "PackedTensor",
+    "collate",
+    "infer_schema",
+    "ragged",
+]

@@ -339,9 +339,9 @@ class Block:
             if known is not None:
                 return torch.from_numpy(part.view(known).reshape(shape))
             return _over(torch.from_numpy(part).untyped_storage(), dtype, 0, shape, self.buffer.device)
-        first = (self.buffer.storage_offset() + start) // dtype.itemsize
-        part = _over(self.buffer.untyped_storage(), dtype, first, shape, self.buffer.device)
-        return from_dlpack(to_dlpack(part)) if part.device.type in _DLPACK else part
+        first = (int(self.buffer.storage_offset()) + start) // dtype.itemsize
+        inside = _over(self.buffer.untyped_storage(), dtype, first, shape, self.buffer.device)
+        return from_dlpack(to_dlpack(inside)) if inside.device.type in _DLPACK else inside
 
     def grid(self, part: int) -> Grid:
         """The grid of a partition; made once."""

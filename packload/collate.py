@@ -30,7 +30,7 @@ from .batch import Batch
 from .block import Block, Extents, Leaf, Node, Spec, Tree, fresh_memory
 from .columns import Column, arrays_of, text_of, unmark
 from .errors import CollateError, locate
-from .maps import PAIR_CELLS, Maps
+from .maps import Maps
 from .mistakes import Mistakes
 from .schema import (
     AxisKey,
@@ -308,7 +308,7 @@ class _Job:
         """Take memory, write, and return the Batch over it."""
         lengths, cells = self._lengths()
         first = len(self.axes)
-        large = tuple([k for k, n in enumerate(cells[first:], first) if n > PAIR_CELLS])
+        large = tuple([k for k, n in enumerate(cells[first:], first) if n > coordinate_maps.PAIR_CELLS])
         spec = self.kind.spec(self.columns, large, maps)
         try:
             extents = Extents(spec, lengths, cells)
