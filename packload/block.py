@@ -303,6 +303,10 @@ class Block:
         """The same over a copy of the buffer."""
         return Block(self.spec, buffer, self.extents, self.lengths, self.kept)
 
+    def for_pickling(self) -> Tensor:
+        """The buffer, for a process that may move what it pickles to shared memory and free what was there."""
+        return self.buffer if self.host is None or self.buffer.is_shared() else torch.from_numpy(self.host)
+
     def make(self, leaf: Leaf) -> Any:
         """The field that a leaf stands for."""
         if leaf.kind == "kept":
@@ -345,19 +349,21 @@ class Block:
 
     def grid(self, part: int) -> Grid:
         """The grid of a partition; made once."""
-        grid = self._grids.get(part)
-        if grid is None:
-            count = len(self.spec.axes)
-            if part < count:
-                grid = Grid((self._axis(part),))
-            else:
-                axes = [self.grid(k).axes[0] for k in self.spec.grids[part - count]]
-                grid = delivered_grid(axes, Partition(*self._partition(part), maps=self._maps(part)))
-            self._grids[part] = grid
+        if part not in self._grids:
+            self._make_grid(part)
+        return self._grids[part]
+
+    def _make_grid(self, part: int) -> None:
+        count = len(self.spec.axes)
+        if part < count:
+            self._grids[part] = Grid((self._axis(part),))
             for k, ids in enumerate(self.spec.grids, count):
                 if ids[0] == part:  # operators that make this product find it, whether it has a field or not
                     self.grid(k)
-        return grid
+            return
+        axes = [self.grid(k).axes[0] for k in self.spec.grids[part - count]]
+        if part not in self._grids:  # its first axis brought it
+            self._grids[part] = delivered_grid(axes, Partition(*self._partition(part), maps=self._maps(part)))
 
     def _axis(self, part: int) -> Axis:
         lengths, offsets, extent = self._partition(part)

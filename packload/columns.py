@@ -117,6 +117,9 @@ class Column:
         try:
             if self.tensors and self.leading and self.field.cast is None:
                 self._cat(_as_tensor(memory, self.dtype, shape))
+            elif not self.tensors and self.dtype not in NUMPY_DTYPES:
+                self.arrays = [torch.from_numpy(np.array(array)) for array in self.arrays]
+                _as_tensor(memory, self.dtype, shape).copy_(self._joined())
             elif self.tensors and not self._as_numpy():
                 _as_tensor(memory, self.dtype, shape).copy_(self._joined())
             else:
