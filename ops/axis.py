@@ -32,6 +32,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from .kernels import structure
 from .lengths import Lengths, Step, brief, compose, derived_maximum, host_lengths
+from .tokens import Factors, Token, same_factors, same_token
 
 #: Dims that hold the batch size carry one name, so that a graph knows that they agree.
 BATCH = "packed.batch"
@@ -51,32 +52,6 @@ def map_name(kind: str, kept: tuple[int, ...]) -> str:
     Besides these, every partition has ``"sample_ids"`` and an axis ``"positions"``, both int32 [total].
     """
     return f"{kind} {kept}"
-
-
-class Token:
-    """Where an axis came from. Compared by identity, or by kind and parents if derived.
-
-    A token refers to no axis, so that a cache may hold it without keeping a batch alive.
-    """
-
-    def __init__(self, kind: str = "root", parents: tuple[tuple[Token, tuple[Step, ...]], ...] = ()) -> None:
-        self.kind = kind
-        self.parents = parents
-
-
-Factors = tuple[tuple[Token, tuple[Step, ...]], ...]
-
-
-def _same_token(a: Token, b: Token) -> bool:
-    if a is b:
-        return True
-    return a.kind != "root" and a.kind == b.kind and _same_factors(a.parents, b.parents)
-
-
-def _same_factors(a: Factors, b: Factors) -> bool:
-    return len(a) == len(b) and all(
-        p_steps == q_steps and _same_token(p, q) for (p, p_steps), (q, q_steps) in zip(a, b)
-    )
 
 
 class Partition:
@@ -191,12 +166,14 @@ class Partition:
             part.mark_dynamic(batch)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Lengths as numbers: a tensor costs a loader's consumer over 100 us, computing these again 10."""
+        """Lengths and maps as numbers: a tensor costs a loader's consumer over 100 us and a descriptor."""
         rebuilt = ("lengths", "offsets", "extent", "peak", "_cache")
         state = {name: value for name, value in self.__dict__.items() if name not in rebuilt}
         state["lengths"] = self.lengths.tolist()
         if self.offsets.device.type != "cpu":
             state["offsets"] = self.offsets
+        else:
+            state["maps"] = {name: found.numpy().tobytes() for name, found in self.maps.items()}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -205,6 +182,7 @@ class Partition:
         self.offsets = state.pop("offsets", offsets)
         self._cache = {}
         self.__dict__.update(state)
+        self.maps = {name: _map_from(found) for name, found in self.maps.items()}
         self._finish(host)
         if self.dynamic:  # marks are lost on the way
             self.mark_dynamic(self.dynamic)
@@ -516,7 +494,7 @@ class Extent(int):
 
 def same_axis(a: Axis, b: Axis) -> bool:
     """Whether two axes are known to agree without looking at lengths."""
-    return a is b or (a.steps == b.steps and _same_token(a.token, b.token))
+    return a is b or (a.steps == b.steps and same_token(a.token, b.token))
 
 
 def require_same(a: Axis, b: Axis, what: str) -> None:
@@ -579,12 +557,16 @@ def _product(axes: tuple[Axis, ...]) -> Partition:
             _require_batch(first, axis)
     factors = tuple((axis.token, axis.steps) for axis in others)
     for delivered, part in first.products:
-        if _same_factors(delivered, factors):
+        if same_factors(delivered, factors):
             return part
     return first.cached(
         ("product", factors),
         lambda: Partition(*structure.product(first.lengths, first.offsets, [a.lengths for a in others])),
     )
+
+
+def _map_from(found: Tensor | bytes) -> Tensor:
+    return torch.from_numpy(np.frombuffer(found, np.int32).copy()) if isinstance(found, bytes) else found
 
 
 def delivered_grid(axes: Sequence[Axis], part: Partition) -> Grid:

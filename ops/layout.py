@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .axis import Axis, Grid, Partition, Token, map_cells, same_axis
+from .axis import Axis, Grid, Partition, map_cells, same_axis
 from .kernels import structure
+from .tokens import Token
 
 
 def map_grid(grid: Grid, fn: Callable[[Tensor], Tensor], memo: dict[Any, Any]) -> Grid:

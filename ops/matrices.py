@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 
 from .align import align
-from .axis import Axis, Grid, Token, require_same, same_axis
+from .axis import Axis, Grid, require_same, same_axis
 from .kernels import segment, structure
 from .tensor import PackedTensor, is_packed
+from .tokens import Token
 
 Size = Axis | int
 Call = Callable[..., Any]

@@ -14,9 +14,10 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .align import Layout, packed_payload
-from .axis import Axis, Extent, Grid, Token, same_axis
+from .axis import Axis, Extent, Grid, same_axis
 from .kernels import structure
 from .tensor import ROWS, PackedTensor
+from .tokens import Token
 
 REST = -1
 
