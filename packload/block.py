@@ -304,7 +304,7 @@ class Block:
         return Block(self.spec, buffer, self.extents, self.lengths, self.kept)
 
     def for_pickling(self) -> Tensor:
-        """The buffer, for a process that may move what it pickles to shared memory and free what was there."""
+        """The buffer, for pickling that may move it to shared memory and free what was there."""
         return self.buffer if self.host is None or self.buffer.is_shared() else torch.from_numpy(self.host)
 
     def make(self, leaf: Leaf) -> Any:

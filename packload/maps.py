@@ -44,6 +44,8 @@ Indices = NDArray[np.int32]
 
 #: From this mean length on, one numpy call a sample is faster than one a batch, which reads an index.
 _LONG = 1500
+#: The same for the cells of pairs.
+_LARGE = 2000
 _LINE_KEPT = 2**22
 _line: Indices = np.arange(2**12, dtype=np.int32)
 
@@ -114,6 +116,8 @@ def write(
     elif wanted.kind == "map" and wanted.kept == (0,):
         rest = np.repeat(prod(axes[1:]), axes[0])
         _runs(out, numbers(int(starts[0][-1])), rest)
+    elif len(axes) == 2 and len(out) < _LARGE * len(cells):
+        _by_row(wanted, out, axes, starts, cells)
     else:
         _by_sample(wanted, out, axes, starts, cells)
 
@@ -154,6 +158,26 @@ def _splits(out: Indices, axes: Sequence[Lengths], kept: tuple[int, ...]) -> Non
     rest: Any = prod(lengths for k, lengths in enumerate(axes) if k not in kept)
     out[0] = 0
     np.cumsum(np.repeat(rest, prod(axes[k] for k in kept)), out=out[1:])
+
+
+def _by_row(wanted: Map, out: Indices, axes: Sequence[Lengths], starts: Any, cells: Lengths) -> None:
+    """As :func:`_by_sample`, for pairs, in one go: each row of the pair, or each column, is a progression."""
+    rows, columns = (lengths.astype(np.int32) for lengths in axes)
+    if wanted.kind == "map":  # the columns of each row follow each other
+        runs = columns.repeat(rows)
+        first = starts[1][:-1].repeat(rows)
+        np.subtract(numbers(len(out)), (_before(runs) - first).repeat(runs), out=out)
+        return
+    runs, stride = rows.repeat(columns), columns.repeat(columns)
+    first = _before(cells).repeat(columns) + numbers(len(runs)) - starts[1][:-1].repeat(columns)
+    np.subtract(numbers(len(out)), _before(runs).repeat(runs), out=out)
+    out *= stride.repeat(runs)
+    out += first.repeat(runs)
+
+
+def _before(counts: Any) -> Indices:
+    """What comes before each count."""
+    return counts.cumsum(dtype=np.int32) - counts.astype(np.int32)
 
 
 def _by_sample(wanted: Map, out: Indices, axes: Sequence[Lengths], starts: Any, cells: Lengths) -> None:

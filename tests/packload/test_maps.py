@@ -54,13 +54,13 @@ def by_loops(lengths: list[tuple[int, ...]]) -> list[tuple[int, tuple[int, ...],
 
 
 @given(LENGTHS)
-@pytest.mark.parametrize("long", [0, 1500])
+@pytest.mark.parametrize("long", [0, 10_000])
 def test_every_map_is_what_loops_over_the_cells_give(long: int, sizes: list[tuple[int, int, int]]) -> None:
-    kept, packload.maps._LONG = packload.maps._LONG, long
-    try:
+    """By whole batches, as for short samples, and sample by sample, as for long ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packload.maps, "_LONG", long)
+        patch.setattr(packload.maps, "_LARGE", long)
         batch = make(sizes, maps=["sample_ids", "positions", "coordinates", "row_splits", "columns"])
-    finally:
-        packload.maps._LONG = kept
     for name in ("x", "y", "z"):
         axis = batch[name].axes[0]
         cells = by_loops([(n,) for n in axis.lengths.tolist()])
