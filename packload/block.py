@@ -297,7 +297,7 @@ class Block:
         size = 8 * spec.partitions * extents.batch_size
         start = extents.starts[0]
         lengths = buffer.numpy()[start : start + size].view(np.int64).copy()
-        return cls(spec, buffer, extents, lengths.reshape(spec.partitions, -1), kept)
+        return cls(spec, buffer, extents, lengths.reshape(spec.partitions, extents.batch_size), kept)
 
     def on(self, buffer: Tensor) -> Block:
         """The same over a copy of the buffer."""

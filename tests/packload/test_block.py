@@ -309,3 +309,9 @@ def test_a_view_of_a_large_tensor_ships_its_own_bytes() -> None:
     for number, batch in enumerate(loader):
         assert batch.nbytes < 4096 and batch.buffer.untyped_storage().nbytes() < 4096
         assert batch.x.values.tolist() == [4 * number + i + j for i in range(4) for j in range(3)]
+
+
+def test_a_batch_without_ragged_fields_comes_back_too() -> None:
+    batch = collate([{"y": 1, "box": np.ones(())}, {"y": 2, "box": np.zeros(())}])
+    again = pickle.loads(pickle.dumps(batch))
+    assert again.y.tolist() == [1, 2] and again.box.tolist() == [1, 0] and again.batch_size == 2
