@@ -7,13 +7,33 @@
 :func:`collate` and :class:`Collate` turn samples into a :class:`Batch` whose ragged fields are
 :class:`PackedTensor`; :func:`ragged` marks a leaf with its pattern. Everything wrong with samples is a
 :class:`CollateError`.
+
+:class:`RandomBatchSampler`, :class:`BucketBatchSampler`, :class:`BudgetBatchSampler` and, for evaluation,
+:class:`FixedBatchSampler` plan batches from lengths; :mod:`packload.cost` says what a sample is charged.
 """
 
+from . import cost
 from ._guard import Axis, Grid, PackedTensor
 from .batch import Batch
 from .collate import Collate, collate
 from .errors import CollateError
+from .plan import BucketBatchSampler, BudgetBatchSampler, FixedBatchSampler, Piece, RandomBatchSampler
 from .schema import ragged
 
 __version__ = "0.1.0"
-__all__ = ["Axis", "Batch", "Collate", "CollateError", "Grid", "PackedTensor", "collate", "ragged"]
+__all__ = [
+    "Axis",
+    "Batch",
+    "BucketBatchSampler",
+    "BudgetBatchSampler",
+    "Collate",
+    "CollateError",
+    "FixedBatchSampler",
+    "Grid",
+    "PackedTensor",
+    "Piece",
+    "RandomBatchSampler",
+    "collate",
+    "cost",
+    "ragged",
+]

@@ -1,0 +1,76 @@
+"""What a policy is: the algorithm that makes bins, apart from the planner that drives it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .units import Units
+from .window import Bins
+
+Array = NDArray[Any]
+
+STEPS = 256
+"""Bins a rank that a window holds at least, unless the epoch has fewer; it holds less than twice as many."""
+
+
+class Policy(ABC):
+    """Makes bins of the next stretch of an epoch's order.
+
+    Attributes:
+        name: what the policy is called in states and reports.
+        shuffles: whether the epoch's order is random, else it is that of the data set.
+        levels: whether bins are dealt to ranks by cost, else they stay in order.
+        padded: whether a bin costs what its padded batch costs.
+    """
+
+    name: ClassVar[str]
+    shuffles: ClassVar[bool] = True
+    levels: ClassVar[bool] = True
+    padded: bool = False
+
+    @abstractmethod
+    def cut(self, units: Units, rest: Array, ranks: int, drop_last: bool) -> Bins:
+        """Take a window's worth of units from the front of ``rest`` and put them into bins.
+
+        A pure function. It takes everything that is left if less than two windows are, so that an epoch's
+        last window is no stump.
+
+        Args:
+            units: all units.
+            rest: the units that are left in the epoch, in its order.
+            ranks: world size.
+            drop_last: whether to drop what makes no whole step.
+        """
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """What of the policy decides its plans, JSON-able; it stands in states."""
+
+
+def consecutive(count: int, size: int) -> Array:
+    """Splits [bins + 1] of ``count`` units, ``size`` to a bin, the last with what is left."""
+    return np.append(np.arange(0, count, size, dtype=np.int64), np.int64(count))
+
+
+def batches(rest: Array, size: int, ranks: int, drop_last: bool) -> tuple[Array, int]:
+    """The window of a policy of equal batches: its units, and how many of ``rest`` it uses up."""
+    window = STEPS * size * ranks
+    if len(rest) >= 2 * window:
+        return rest[:window], window
+    kept = len(rest) // (size * ranks) * size * ranks if drop_last else len(rest)
+    return rest[:kept], len(rest)
+
+
+def check_batch_size(batch_size: Any) -> int:
+    """A batch size as an int.
+
+    Raises:
+        ValueError: it is no integer above 0.
+    """
+    if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+        raise ValueError(f"batch_size must be an integer above 0; got {batch_size!r}.")
+    return int(batch_size)
