@@ -17,7 +17,14 @@ from ._guard import Axis, Grid, PackedTensor
 from .batch import Batch
 from .collate import Collate, collate
 from .errors import CollateError
-from .plan import BucketBatchSampler, BudgetBatchSampler, FixedBatchSampler, Piece, RandomBatchSampler
+from .plan import (
+    BucketBatchSampler,
+    BudgetBatchSampler,
+    CutDataset,
+    FixedBatchSampler,
+    Piece,
+    RandomBatchSampler,
+)
 from .schema import ragged
 
 __version__ = "0.1.0"
@@ -28,6 +35,7 @@ __all__ = [
     "BudgetBatchSampler",
     "Collate",
     "CollateError",
+    "CutDataset",
     "FixedBatchSampler",
     "Grid",
     "PackedTensor",

@@ -1,8 +1,8 @@
 """Cost models: what a sample is charged in a budget.
 
 A cost is a function from lengths to costs, for all samples at once: lengths [N] (or [N, D] where a sample
-has several, as height and width) give costs [N]. It must not fall when a length grows. The functions here
-are plain: write your own in the same form.
+has several, as height and width) give costs [N]. It must not fall when a length grows. Any function of this
+form will do; these are ready:
 
 ==================  ==========================  =====================================
 cost                of lengths                  is
@@ -11,13 +11,15 @@ cost                of lengths                  is
 :func:`area`        [N, 2]                      h * w
 :func:`pair_cells`  [N], [N, 2]                 n * n, n * m
 :func:`samples`     [N], [N, D]                 1
-:func:`quadratic`   [N]                         a * n + b * n^2
+:class:`quadratic`  [N]                         a * n + b * n^2
+:class:`of`         by field                    another cost, of one field
 ==================  ==========================  =====================================
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,7 +34,8 @@ Cost = Callable[[Any], Array]
 
 def tokens(lengths: Array) -> Array:
     """n: positions, the sum over a sample's lengths if it has several. [N] or [N, D] -> [N]."""
-    return lengths if lengths.ndim == 1 else lengths.sum(axis=1)
+    one = _one_field(lengths, "tokens")
+    return one if one.ndim == 1 else one.sum(axis=1)
 
 
 def area(lengths: Array) -> Array:
@@ -41,9 +44,12 @@ def area(lengths: Array) -> Array:
     Raises:
         ValueError: lengths of another shape.
     """
-    if lengths.ndim != 2 or lengths.shape[1] != 2:
-        raise ValueError(f"area needs lengths [N, 2], height and width of each sample; got {lengths.shape}.")
-    return _product(lengths[:, 0], lengths[:, 1])
+    one = _one_field(lengths, "area")
+    if one.ndim != 2 or one.shape[1] != 2:
+        raise ValueError(
+            f"area needs lengths [N, 2], height and width of each sample; got {list(one.shape)}."
+        )
+    return _product(one[:, 0], one[:, 1])
 
 
 def pair_cells(lengths: Array) -> Array:
@@ -52,62 +58,83 @@ def pair_cells(lengths: Array) -> Array:
     Raises:
         ValueError: lengths of another shape.
     """
-    if lengths.ndim == 1:
-        return _product(lengths, lengths)
-    if lengths.shape[1] != 2:
-        raise ValueError(f"pair_cells needs lengths [N] or [N, 2]; got {lengths.shape}.")
-    return _product(lengths[:, 0], lengths[:, 1])
+    one = _one_field(lengths, "pair_cells")
+    if one.ndim == 1:
+        return _product(one, one)
+    if one.shape[1] != 2:
+        raise ValueError(f"pair_cells needs lengths [N] or [N, 2]; got {list(one.shape)}.")
+    return _product(one[:, 0], one[:, 1])
 
 
-def samples(lengths: Array) -> Array:
-    """1 for each sample: a cap on the batch size. [N] or [N, D] -> [N]."""
-    return np.ones(len(lengths), dtype=np.int64)
+def samples(lengths: Lengths) -> Array:
+    """1 for each sample: a cap on the batch size. Any lengths -> [N]."""
+    one = next(iter(lengths.values())) if isinstance(lengths, Mapping) else lengths
+    return np.ones(len(one), dtype=np.int64)
 
 
-def quadratic(a: float, b: float) -> Cost:
-    """a * n + b * n^2: a transformer's work, linear in its layers and quadratic in its attention.
+@dataclass(frozen=True)
+class quadratic:
+    """a * n + b * n^2: a transformer's work, linear in its layers and quadratic in its attention. [N] -> [N].
 
-    Args:
+    Attributes:
         a: cost of a position, >= 0.
         b: cost of a pair of positions, >= 0.
 
-    Returns:
-        a cost of lengths [N].
-    """
-    if a < 0 or b < 0:
-        raise ValueError(f"quadratic needs a >= 0 and b >= 0, so that cost grows with length; got {a}, {b}.")
-
-    def cost(lengths: Array) -> Array:
-        if lengths.ndim != 1:
-            raise ValueError(f"quadratic needs lengths [N]; got {lengths.shape}.")
-        return a * lengths + b * _product(lengths, lengths)
-
-    return cost
-
-
-def of(field: str, cost: Cost = tokens) -> Cost:
-    """The cost of one field, where lengths are given by field.
-
-    Args:
-        field: a key of the mapping of lengths.
-        cost: what that field is charged.
+    Raises:
+        ValueError: a or b is below 0; lengths of another shape.
     """
 
-    def charge(lengths: Mapping[str, Array]) -> Array:
-        if not isinstance(lengths, Mapping) or field not in lengths:
-            has = f"fields {sorted(lengths)}" if isinstance(lengths, Mapping) else "one field without a name"
-            raise ValueError(f"the cost is that of field {field!r}, and lengths have {has}.")
-        return cost(lengths[field])
+    a: float
+    b: float
 
-    return charge
+    def __post_init__(self) -> None:
+        if self.a < 0 or self.b < 0:
+            raise ValueError(f"{self}: a cost grows with length, so a and b must be 0 or above.")
+
+    def __call__(self, lengths: Array) -> Array:
+        one = _one_field(lengths, "quadratic")
+        if one.ndim != 1:
+            raise ValueError(f"quadratic needs lengths [N]; got {list(one.shape)}.")
+        return self.a * one + self.b * _product(one, one)
+
+
+@dataclass(frozen=True)
+class of:
+    """The cost of one field, where lengths are given by field: ``of("image", area)``.
+
+    Attributes:
+        field: its name.
+        cost: what it is charged, a function of its lengths.
+
+    Raises:
+        ValueError: lengths without this field.
+    """
+
+    field: str
+    cost: Cost = tokens
+
+    def __call__(self, lengths: Lengths) -> Array:
+        if not isinstance(lengths, Mapping) or self.field not in lengths:
+            has = f"of the fields {list(lengths)}" if isinstance(lengths, Mapping) else "without names"
+            raise ValueError(f"the cost is that of the field {self.field!r}; there are lengths {has}.")
+        return self.cost(lengths[self.field])
 
 
 #: Costs that can be asked for by name.
 COSTS: dict[str, Cost] = {"tokens": tokens, "area": area, "pair_cells": pair_cells, "samples": samples}
 
 
+def _one_field(lengths: Lengths, name: str) -> Array:
+    if isinstance(lengths, Mapping):
+        raise ValueError(
+            f"lengths are given by field ({list(lengths)}): say which one {name} is charged for, e.g. "
+            f"packload.cost.of({next(iter(lengths))!r}, packload.cost.{name})."
+        )
+    return lengths
+
+
 def _product(a: Array, b: Array) -> Array:
-    """a * b, which for integers must fit into 62 bits."""
+    """a * b, which must be exact in 64 bits."""
     if len(a) and float(a.max()) * float(b.max()) >= 2.0**62:
         raise ValueError(f"lengths {a.max()} and {b.max()} have a product that 64 bits do not hold.")
     return a * b

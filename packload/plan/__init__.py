@@ -4,20 +4,26 @@ A plan is a pure function of lengths, policy, seed, epoch and world size. Worker
 order of their own.
 """
 
+from .cut import CutDataset
 from .planner import Planner
+from .policy import Policy
 from .sampler import PlanIterator, PlanSampler
 from .samplers import BucketBatchSampler, BudgetBatchSampler, FixedBatchSampler, RandomBatchSampler
-from .units import Piece
-from .window import Window
+from .units import Piece, Units
+from .window import Bins, Window
 
 __all__ = [
+    "Bins",
     "BucketBatchSampler",
     "BudgetBatchSampler",
+    "CutDataset",
     "FixedBatchSampler",
     "Piece",
     "PlanIterator",
     "PlanSampler",
     "Planner",
+    "Policy",
     "RandomBatchSampler",
+    "Units",
     "Window",
 ]

@@ -7,128 +7,138 @@ from typing import Any
 
 import numpy as np
 
-from .packing import Shelf, Shelves, runs
+from .packing import UNLIMITED, decreasing, make_shelf, neighbours, runs
 from .policy import STEPS, Array, Policy
-from .units import Units
+from .units import Units, take
 from .window import Bins
 
-OPEN = 8
-"""Bins open at a time while small units stream by."""
-CHUNK = 4096
-"""Units that are sorted and packed together where units are large."""
 LARGE = 1 / 12
-"""Mean cost over budget from which units are large."""
-FILL = 0.97
-"""How full bins are expected to be when a window is measured off."""
+"""Mean share of a bin from which units are large."""
 
-_NO_END = 2**62
+OPEN = 12
+"""Bins that are open at a time while small units stream by."""
+
+CHUNK = 4096
+"""Large units that are sorted and packed together."""
+
+FILL = 0.97
+"""How full bins are expected to get at least when units are measured off for them."""
 
 
 @dataclass(frozen=True)
 class Budget(Policy):
-    """Batches filled to a budget, in random order.
+    """Batches filled to a budget.
 
-    * Small units (mean cost below ``LARGE`` of the budget) stream by in random order, each into the tightest
-      of a few open bins (best fit).
-    * Large units are packed in chunks, largest first, each into the tightest bin (best fit decreasing).
-    * Under padded accounting a window's units are sorted, and neighbours share a bin.
+    * Small units stream by in random order, each into the tightest of a few open bins (best fit).
+    * Large units are packed in chunks, the largest first, each into the tightest bin (best fit decreasing).
+    * Under padded accounting, units of about the same lengths share a bin.
+
+    A window is a whole number of steps: when so many bins are open, units are put into them until one does
+    not fit, and the next window begins with that one.
 
     Attributes:
-        budgets: the caps, by name.
-        large: whether units are large.
-        padded: whether a bin costs the largest cost times its units.
+        caps: the budgets by name.
+        large: whether units are packed as large ones.
+        padded: whether a bin costs what its padded batch costs.
     """
 
-    budgets: tuple[tuple[str, float], ...]
+    caps: tuple[tuple[str, float], ...]
     large: bool
     padded: bool = False
     name = "budget"
 
     def cut(self, units: Units, rest: Array, ranks: int, drop_last: bool) -> Bins:
+        """See :class:`Policy`."""
         most = STEPS * ranks
-        if measure(units, rest, 2 * most) is None:
-            most = _NO_END
+        last = measure(units, rest, 2 * most) is None
         if self.padded:
-            count = len(rest) if most == _NO_END else measure(units, rest, FILL * most)
-            return runs(units, rest[:count])
-        stretch = rest if most == _NO_END else rest[: measure(units, rest, most)]
-        pack = self._large if self.large and len(units.limits) == 1 else self._small
-        chosen = np.array(pack(units, stretch, most), dtype=np.int64)
-        taken = stretch[: len(chosen)]
+            return _padded(units, rest if last else rest[: measure(units, rest, most)], most)
+        stretch = rest if last else rest[: measure(units, rest, most)]
+        if last:
+            most = len(rest)
+        if self.large:
+            bins = _chunks(units, stretch, most)
+        else:
+            bins = _stream(units, stretch, most)
+        chosen = np.array(bins, dtype=np.int64)
         order = np.argsort(chosen, kind="stable")
-        sizes = np.bincount(chosen)
-        return Bins(taken[order], np.append(np.int64(0), np.cumsum(sizes)), len(taken))
+        return Bins(stretch[order], np.append(np.int64(0), np.cumsum(np.bincount(chosen))), len(chosen))
 
     def identity(self) -> dict[str, Any]:
-        return {"name": self.name, "budget": dict(self.budgets), "padded": self.padded}
-
-    def _small(self, units: Units, stretch: Array, most: int) -> list[int]:
-        chosen: list[int] = []
-        charges = units.charges[:, stretch]
-        if len(charges) == 1:
-            Shelf(int(units.limits[0]), most, OPEN).fill(charges[0].tolist(), chosen)
-        else:
-            Shelves(units.limits.tolist(), most, 4 * OPEN if self.large else OPEN).fill(
-                charges.T.tolist(), chosen
-            )
-        return chosen
-
-    def _large(self, units: Units, stretch: Array, most: int) -> list[int]:
-        """Whole chunks while there are bins for them, then a chunk that fits into the last ones."""
-        costs, cap = units.charges[0][stretch], int(units.limits[0])
-        chosen: list[int] = []
-        opened = 0
-        while len(chosen) < len(costs):
-            rest = costs[len(chosen) :]
-            if most == _NO_END:
-                size = len(rest) if len(rest) < 2 * CHUNK else CHUNK
-            else:
-                size = min(CHUNK, len(rest))
-                if np.minimum(rest[:size], cap).sum() > FILL * cap * (most - opened):
-                    return chosen + _last_chunk(rest, cap, most - opened, opened)
-            shelf = Shelf(cap, _NO_END, _NO_END)
-            chosen += _decreasing(shelf, rest[:size], opened)
-            opened += shelf.opened
-        return chosen
-
-
-def _decreasing(shelf: Shelf, costs: Array, first: int) -> list[int]:
-    """Pack units, largest first; the bin of each in their own order, or [] if they do not all fit."""
-    order = np.argsort(-costs, kind="stable")
-    chosen: list[int] = []
-    shelf.fill(costs[order].tolist(), chosen)
-    if len(chosen) < len(costs):
-        return []
-    bins = np.empty(len(costs), dtype=np.int64)
-    bins[order] = chosen
-    return (bins + first).tolist()
-
-
-def _last_chunk(costs: Array, cap: int, most: int, first: int) -> list[int]:
-    """Fill exactly ``most`` bins: most of it largest first, then units as they come, until one does not fit."""
-    full = np.cumsum(np.minimum(costs, cap))
-    size = int(np.searchsorted(full, FILL * cap * most))
-    while True:
-        shelf = Shelf(cap, most, _NO_END)
-        chosen = _decreasing(shelf, costs[:size], first)
-        if len(chosen) == size:
-            break
-        size = size * 19 // 20
-    more: list[int] = []
-    shelf.fill(costs[size:].tolist(), more)
-    return chosen + [b + first for b in more]
+        """See :class:`Policy`."""
+        return {"name": self.name, "budget": dict(self.caps), "padded": self.padded}
 
 
 def measure(units: Units, rest: Array, bins: float) -> int | None:
-    """How many units from the front fill ``bins`` bins in some budget, if no space is lost; None if all do not."""
-    limits = units.limits[:, None]
-    guess = int(bins / max(units.fraction, 1e-12) * 1.1) + 64
+    """How many units from the front of ``rest`` fill so many bins without a gap, in any budget.
+
+    None if all of them do not. Units never fit into fewer bins.
+    """
+    guess = int(bins / max(units.share, 1e-9) * 1.1) + 64
+    targets = np.ceil(units.limits * bins).astype(np.int64)
     while True:
         head = rest[:guess]
-        full = np.cumsum(np.minimum(units.charges[:, head] / limits, 1.0), axis=1)
-        at = int(min(np.searchsorted(row, bins) for row in full))
+        filled = np.minimum(units.charges[:, head], units.limits[:, None]).cumsum(axis=1)
+        at = min(int(np.searchsorted(row, target)) for row, target in zip(filled, targets))
         if at < len(head):
             return at + 1
-        if guess >= len(rest):
+        if len(head) == len(rest):
             return None
         guess *= 2
+
+
+def _padded(units: Units, window: Array, bins: int) -> Bins:
+    lengths = take(units.lengths, window)
+    order = neighbours(lengths, bins)
+    return Bins(window[order], runs(units.caps, take(lengths, order)), len(window))
+
+
+def is_large(units: Units) -> bool:
+    """Whether units are better packed largest first.
+
+    Under one cap, whether they are large. Under several, the largest in one may be the least in another, so
+    that both ways are tried on some of them as well.
+    """
+    if units.share < LARGE or len(units.limits) == 1:
+        return units.share >= LARGE
+    some = np.linspace(0, units.count - 1, min(CHUNK, units.count), dtype=np.int64)
+    streamed = len(set(_stream(units, some, len(some))))
+    return len(set(_chunks(units, some, len(some)))) <= streamed
+
+
+def _stream(units: Units, stretch: Array, most: int) -> list[int]:
+    """Units as they come, into few open bins."""
+    return make_shelf(units.limits, min(most, len(stretch)), OPEN).fill(units.charges[:, stretch])
+
+
+def _chunks(units: Units, stretch: Array, most: int) -> list[int]:
+    """Whole chunks while there are bins for them, then one that fits into the last bins."""
+    charges, limits = units.charges[:, stretch], units.limits
+    chosen: list[int] = []
+    opened = 0
+    while len(chosen) < len(stretch):
+        rest = charges[:, len(chosen) :]
+        chunk = rest[:, :CHUNK] if rest.shape[1] >= 2 * CHUNK else rest
+        room = FILL * limits[0] * (most - opened)
+        if np.minimum(chunk[0], limits[0]).sum() > room:
+            return chosen + _last_chunk(rest, limits, most - opened, opened)
+        shelf = make_shelf(limits, chunk.shape[1], UNLIMITED)
+        packed = decreasing(shelf, chunk, limits)
+        if opened + shelf.opened > most:
+            return chosen + _last_chunk(rest, limits, most - opened, opened)
+        chosen += [opened + b for b in packed]
+        opened += shelf.opened
+    return chosen
+
+
+def _last_chunk(charges: Array, limits: Array, most: int, first: int) -> list[int]:
+    """Fill exactly ``most`` bins: most units largest first, then as they come until one does not fit."""
+    filled = np.minimum(charges, limits[:, None]).cumsum(axis=1)
+    size = min(int(np.searchsorted(row, FILL * cap * most)) for row, cap in zip(filled, limits))
+    while True:
+        shelf = make_shelf(limits, most, UNLIMITED)
+        chosen = decreasing(shelf, charges[:, :size], limits)
+        if len(chosen) == size:
+            chosen += shelf.fill(charges[:, size:])
+            return [first + b for b in chosen]
+        size = size * 19 // 20

@@ -1,4 +1,4 @@
-"""Budgets: what samples are charged, in integers that sums never exceed by rounding."""
+"""Budgets, read as users give them, and what samples are charged: integers, so that sums are exact."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.utils.data import Dataset
 
 from ..cost import COSTS, Cost, Lengths, tokens
 
 Array = NDArray[Any]
 Budget = float | Mapping[str, float]
+Costs = Cost | str | Mapping[str, Cost | str] | None
 
-_SCALE = 2.0**40
+SCALE = 2**32
+"""A cap in the scale of costs that are fractions, or are too large for exact sums."""
+
+_LARGEST = 2.0**53
 
 
 @dataclass(frozen=True, eq=False)
 class Caps:
-    """Budgets and their costs, the first the one that ranks are balanced by.
+    """Budgets and their costs; ranks are balanced by the first.
 
     Attributes:
         names: of the budgets; empty without one.
@@ -33,41 +38,42 @@ class Caps:
     costs: tuple[Cost, ...]
     load: Cost
 
-    def charge(self, lengths: Lengths) -> tuple[Array, Array, Array]:
-        """Charges [budgets, N] int64, the limit [budgets] int64 of each, and loads [N].
+    def charge(self, lengths: Lengths) -> tuple[Array, Array]:
+        """Charges [budgets, N] int64 and the limit [budgets] int64 of each.
 
-        Integer costs are charged as they are. Others are charged in units of 2^-40 of their cap, rounded up,
-        so that no sum is above the cap for want of digits.
+        Integer costs are charged as they are. Fractions, and costs under caps above 2^32, are charged in
+        units of 2^-32 of their cap, rounded up, so that no sum exceeds a cap for want of digits. What is
+        above the limit is charged limit + 1.
 
         Raises:
             ValueError: a cost is negative or not finite, or has another shape than [N].
         """
         count = count_of(lengths)
-        loads = _checked(self.load, lengths, count, "cost")
         charges = np.empty((len(self.caps), count), dtype=np.int64)
         limits = np.empty(len(self.caps), dtype=np.int64)
         for k, (name, cap, cost) in enumerate(zip(self.names, self.caps, self.costs)):
-            charges[k], limits[k] = _integers(_checked(cost, lengths, count, name), cap)
-        return charges, limits, loads
+            values = evaluate(cost, lengths, f"cost {name!r}")
+            exact = values.dtype.kind == "i" and cap <= SCALE
+            limits[k] = int(cap) if exact else SCALE
+            charges[k] = np.minimum(values if exact else np.ceil(values * (SCALE / cap)), limits[k] + 1)
+        return charges, limits
 
     def longest(self, bound: int) -> int:
         """The largest length up to ``bound`` that no budget refuses; 0 if there is none."""
         low, high = 0, bound
         while low < high:
             middle = (low + high + 1) // 2
-            charges, limits, _ = self.charge(np.array([middle]))
+            charges, limits = self.charge(np.array([middle]))
             low, high = (middle, high) if (charges[:, 0] <= limits).all() else (low, middle - 1)
         return low
 
     def text(self) -> str:
         """The budgets, as the user gave them."""
-        return ", ".join(f"{name} {cap}" for name, cap in zip(self.names, self.caps))
+        return ", ".join(f"{cap} ({name})" for name, cap in zip(self.names, self.caps))
 
 
-def make_caps(
-    budget: Budget | None, cost: Cost | str | Mapping[str, Cost | str] | None, lengths: Lengths
-) -> Caps:
-    """Read a budget and costs as users give them.
+def make_caps(budget: Budget | None, cost: Costs, lengths: Lengths) -> Caps:
+    """Read a budget and costs.
 
     Args:
         budget: one cap, or caps by name; None where a policy has none.
@@ -75,52 +81,57 @@ def make_caps(
         lengths: the samples' lengths.
 
     Raises:
-        ValueError: a budget that is not above 0, without a cost, or a cost without a budget; lengths that
-            tell of no cost by themselves.
+        ValueError: a budget that is not above 0, a budget without a cost or a cost without a budget; no cost
+            where samples have several lengths.
     """
+    if isinstance(budget, Mapping):
+        return _several(budget, cost)
+    if isinstance(cost, Mapping):
+        raise ValueError(f"costs are given by name, {list(cost)}: give budgets by the same names, as a dict.")
+    load = _default(cost, lengths)
     if budget is None:
-        if isinstance(cost, Mapping):
-            raise ValueError(f"costs {sorted(cost)} are given by name, and there is no budget by name.")
-        return Caps((), (), (), _default(cost, lengths))
-    if not isinstance(budget, Mapping):
-        if isinstance(cost, Mapping):
-            raise ValueError(
-                f"costs {sorted(cost)} are given by name: give a budget for each name, as a dict."
-            )
-        one = _default(cost, lengths)
-        return Caps(("cost",), (_positive(budget, "budget"),), (one,), one)
+        return Caps((), (), (), load)
+    name = cost if isinstance(cost, str) else getattr(load, "__name__", "cost")
+    return Caps((name,), (_positive(budget, "budget"),), (load,), load)
+
+
+def _several(budget: Mapping[str, float], cost: Costs) -> Caps:
     if not budget:
         raise ValueError("the budget has no caps.")
     if cost is not None and not isinstance(cost, Mapping):
-        raise ValueError("there are several budgets: give costs by the same names, as a dict.")
-    given = {**COSTS, **(cost or {})}
-    lost = [n for n in budget if n not in given] + [n for n in cost or {} if n not in budget]
+        raise ValueError(
+            f"budgets are given by name, {list(budget)}: give costs by the same names, as a dict."
+        )
+    own = {} if cost is None else dict(cost)
+    known = {**COSTS, **own}
+    lost = [n for n in budget if n not in known] + [n for n in own if n not in budget]
     if lost:
         raise ValueError(
-            f"budget {sorted(budget)} and cost {sorted(cost or {})} differ in {lost}. A budget without a cost of "
-            f"its name must be called one of {sorted(COSTS)}."
+            f"the budgets are {list(budget)}, their costs {list(own)}: there is no match for {lost}. Only "
+            f"budgets called {list(COSTS)} need no cost of their own."
         )
     caps = tuple(_positive(cap, f"budget {name!r}") for name, cap in budget.items())
-    costs = tuple(_named(given[name]) for name in budget)
-    return Caps(tuple(budget), caps, costs, costs[0])
+    costs = tuple(_named(known[name]) for name in budget)
+    return Caps(tuple(map(str, budget)), caps, costs, costs[0])
 
 
 def read_lengths(lengths: Any) -> Lengths:
-    """Lengths as arrays: [N], [N, D], or by field.
+    """Lengths as int64 arrays: [N], [N, D], or by field.
 
     Args:
         lengths: a list, an array or a tensor of integers, or a mapping of these by field.
 
     Raises:
-        TypeError: something else, as a data set or another sampler.
+        TypeError: something else, as a data set.
         ValueError: a negative length, another rank, or fields of different numbers of samples.
     """
-    if isinstance(lengths, Mapping):
-        fields = {str(name): _array(value, f"lengths of {name!r}") for name, value in lengths.items()}
-        if len({len(a) for a in fields.values()}) != 1:
-            raise ValueError(f"fields have lengths of { {k: len(a) for k, a in fields.items()} } samples.")
-        return fields
-    return _array(lengths, "lengths")
+    if not isinstance(lengths, Mapping):
+        return _array(lengths, "lengths")
+    fields = {str(name): _array(value, f"lengths of {name!r}") for name, value in lengths.items()}
+    counts = {name: len(array) for name, array in fields.items()}
+    if len(set(counts.values())) != 1:
+        raise ValueError(f"fields have lengths of different numbers of samples: {counts}.")
+    return fields
 
 
 def count_of(lengths: Lengths) -> int:
@@ -128,9 +139,30 @@ def count_of(lengths: Lengths) -> int:
     return len(next(iter(lengths.values()))) if isinstance(lengths, Mapping) else len(lengths)
 
 
+def evaluate(cost: Cost, lengths: Lengths, name: str) -> Array:
+    """Costs of all samples, [N] int64 or float64.
+
+    Raises:
+        ValueError: a cost is negative, not finite or above 2^53, or they have another shape than [N].
+    """
+    values = np.asarray(cost(lengths))
+    count = count_of(lengths)
+    if values.shape != (count,) or values.dtype.kind not in "iuf":
+        raise ValueError(
+            f"{name}: a cost takes the lengths of all samples and returns a number for each, here [{count}]; "
+            f"got {values.dtype} {list(values.shape)}."
+        )
+    wrong = np.flatnonzero(~((values >= 0) & (values <= _LARGEST)))
+    if len(wrong):
+        raise ValueError(f"{name}: sample {wrong[0]} costs {values[wrong[0]]}; a cost is from 0 to 2^53.")
+    return values.astype(np.float64 if values.dtype.kind == "f" else np.int64)
+
+
 def _array(value: Any, what: str) -> Array:
-    if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
-        raise TypeError(f"{what}: {type(value).__name__} is no list or array of lengths.")
+    if isinstance(value, (str, bytes, Dataset)) or not hasattr(value, "__len__"):
+        raise TypeError(
+            f"{what}: a {type(value).__name__} is no list, array or tensor of integers, one for each sample."
+        )
     array = np.asarray(value)
     if array.size == 0:
         array = array.astype(np.int64)
@@ -148,8 +180,8 @@ def _default(cost: Cost | str | None, lengths: Lengths) -> Cost:
         return _named(cost)
     if isinstance(lengths, Mapping) or lengths.ndim != 1:
         raise ValueError(
-            "samples with several lengths need a cost, e.g. cost=packload.cost.area for [N, 2] of height and "
-            "width, or packload.cost.tokens for their sum."
+            "samples with several lengths need a cost, e.g. cost=packload.cost.area for heights and widths "
+            "[N, 2], packload.cost.tokens for their sum, packload.cost.of('text') for those of a field."
         )
     return tokens
 
@@ -157,10 +189,10 @@ def _default(cost: Cost | str | None, lengths: Lengths) -> Cost:
 def _named(cost: Cost | str) -> Cost:
     if isinstance(cost, str):
         if cost not in COSTS:
-            raise ValueError(f"cost {cost!r} is none of {sorted(COSTS)}. Give a function of lengths instead.")
+            raise ValueError(f"cost {cost!r} is none of {list(COSTS)}. Give a function of lengths instead.")
         return COSTS[cost]
     if not callable(cost):
-        raise TypeError(f"cost must be a function of lengths or one of {sorted(COSTS)}; got {cost!r}.")
+        raise TypeError(f"a cost is a function of lengths, or one of {list(COSTS)}; got {cost!r}.")
     return cost
 
 
@@ -168,23 +200,3 @@ def _positive(cap: float, what: str) -> float:
     if isinstance(cap, bool) or not isinstance(cap, (int, float, np.number)) or not 0 < cap < float("inf"):
         raise ValueError(f"{what} must be a number above 0; got {cap!r}.")
     return cap.item() if isinstance(cap, np.number) else cap
-
-
-def _checked(cost: Cost, lengths: Lengths, count: int, name: str) -> Array:
-    values = np.asarray(cost(lengths))
-    if values.shape != (count,) or values.dtype.kind not in "iuf":
-        raise ValueError(
-            f"{name}: a cost takes the lengths of all samples and returns a number for each, [{count}]; "
-            f"got {values.dtype} {list(values.shape)}."
-        )
-    wrong = np.flatnonzero(~((values >= 0) & (values < 2.0**62)))
-    if len(wrong):
-        raise ValueError(f"{name}: sample {wrong[0]} costs {values[wrong[0]]}, which is not in [0, 2^62).")
-    return values.astype(np.int64) if values.dtype.kind in "iu" else values.astype(np.float64)
-
-
-def _integers(values: Array, cap: float) -> tuple[Array, int]:
-    if values.dtype.kind == "i":
-        return values, min(int(cap), 2**62)
-    scaled = np.ceil(values * _SCALE / cap)
-    return np.minimum(scaled, 2.0**62).astype(np.int64), int(_SCALE)

@@ -12,17 +12,19 @@ from .window import Bins
 
 @dataclass(frozen=True)
 class Fixed(Policy):
-    """Every ``batch_size`` neighbours of the data set are a batch; step s of rank r has batch s * ranks + r."""
+    """Every ``batch_size`` neighbours are a batch, batch ``step * ranks + rank`` of them all."""
 
     batch_size: int
     padded: bool = False
     name = "fixed"
     shuffles = False
-    levels = False
+    deals = False
 
     def cut(self, units: Units, rest: Array, ranks: int, drop_last: bool) -> Bins:
+        """See :class:`Policy`."""
         window, taken = batches(rest, self.batch_size, ranks, drop_last)
         return Bins(window, consecutive(len(window), self.batch_size), taken)
 
     def identity(self) -> dict[str, Any]:
+        """See :class:`Policy`."""
         return {"name": self.name, "batch_size": self.batch_size, "padded": self.padded}

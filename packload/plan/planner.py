@@ -12,20 +12,20 @@ from numpy.typing import NDArray
 from . import draw
 from .policy import Policy
 from .units import Units
-from .window import Window, deal, even
+from .window import Window, deal, even, select
 
 Array = NDArray[Any]
 
 KEEP = 2**24
-"""Units of windows that are kept, so that what was planned to count steps need not be planned again."""
+"""Units whose windows are kept: what was planned to count steps need not be planned again."""
 
 
 @dataclass(eq=False)
 class Planner:
     """Windows of plans.
 
-    A window depends on the units, the policy, the seed, the epoch, where it begins in the epoch's order, and
-    the world size; on nothing that was planned before.
+    A window depends on the units, the policy, the seed, the epoch, its beginning in the epoch's order, and
+    the world size. It depends on nothing that was planned before.
 
     Attributes:
         units: what is dealt out.
@@ -45,13 +45,10 @@ class Planner:
         """[count]: the order of all units in an epoch."""
         if epoch not in self._orders:
             count = self.units.count
-            dtype = np.int32 if count < 2**31 else np.int64
-            shuffles = self.policy.shuffles
-            order = (
-                draw.permutation(count, self.seed, epoch, draw.EPOCH)
-                if shuffles
-                else np.arange(count, dtype=dtype)
-            )
+            if self.policy.shuffles:
+                order = draw.permutation(count, self.seed, epoch, draw.EPOCH)
+            else:
+                order = np.arange(count)
             self._orders = {epoch: order}
         return self._orders[epoch]
 
@@ -60,26 +57,25 @@ class Planner:
 
         Args:
             epoch: the epoch.
-            cursor: units that came before, in [0, count).
+            cursor: units that come before, from 0 to count - 1.
             ranks: world size.
         """
         key = (epoch, cursor, ranks)
-        if key in self._windows:
-            self._windows.move_to_end(key)
-            return self._windows[key]
-        window = self._plan(epoch, cursor, ranks)
-        self._windows[key] = window
-        while len(self._windows) > 1 and sum(len(w.units) for w in self._windows.values()) > KEEP:
-            self._windows.popitem(last=False)
-        return window
+        if key not in self._windows:
+            self._windows[key] = self._plan(epoch, cursor, ranks)
+            while len(self._windows) > 1 and sum(len(w.units) for w in self._windows.values()) > KEEP:
+                self._windows.popitem(last=False)
+        self._windows.move_to_end(key)
+        return self._windows[key]
 
     def _plan(self, epoch: int, cursor: int, ranks: int) -> Window:
         policy, table = self.policy, self.units
-        rest = self.order(epoch)[cursor:]
-        bins = policy.cut(table, rest, ranks, self.drop_last)
+        bins = policy.cut(table, self.order(epoch)[cursor:], ranks, self.drop_last)
         bins = even(bins, ranks, self.drop_last, table, policy.padded)
-        weights = table.weigh(bins.units, bins.splits, policy.padded)
-        bins, costs = deal(bins, weights, ranks, (self.seed, epoch, cursor), policy.levels)
+        costs, weights = table.weigh(bins.units, bins.splits, policy.padded)
+        if policy.deals:
+            cells = deal(weights, ranks, (self.seed, epoch, cursor))
+            bins, costs = select(bins, cells), costs[cells]
         return Window(
             epoch=epoch,
             cursor=cursor,
@@ -88,8 +84,11 @@ class Planner:
             ranks=ranks,
             units=bins.units,
             splits=bins.splits,
-            costs=costs,
+            costs=costs.reshape(-1, ranks),
             dropped=bins.taken + bins.repeated - len(bins.units),
             repeated=bins.repeated,
             table=table,
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_orders": {}, "_windows": OrderedDict()}

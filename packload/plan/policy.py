@@ -14,55 +14,55 @@ from .window import Bins
 Array = NDArray[Any]
 
 STEPS = 256
-"""Bins a rank that a window holds at least, unless the epoch has fewer; it holds less than twice as many."""
+"""Bins a rank that a window is measured off for. An epoch's last window has up to twice as many, or few."""
 
 
 class Policy(ABC):
-    """Makes bins of the next stretch of an epoch's order.
+    """Makes bins of the front of an epoch's order.
 
     Attributes:
         name: what the policy is called in states and reports.
         shuffles: whether the epoch's order is random, else it is that of the data set.
-        levels: whether bins are dealt to ranks by cost, else they stay in order.
+        deals: whether bins are dealt to ranks by cost, else they stay in order.
         padded: whether a bin costs what its padded batch costs.
     """
 
     name: ClassVar[str]
     shuffles: ClassVar[bool] = True
-    levels: ClassVar[bool] = True
-    padded: bool = False
+    deals: ClassVar[bool] = True
+    padded: bool
 
     @abstractmethod
     def cut(self, units: Units, rest: Array, ranks: int, drop_last: bool) -> Bins:
         """Take a window's worth of units from the front of ``rest`` and put them into bins.
 
-        A pure function. It takes everything that is left if less than two windows are, so that an epoch's
-        last window is no stump.
+        A pure function. It takes all that is left if that is less than two windows, so that an epoch's last
+        window is no stump.
 
         Args:
             units: all units.
-            rest: the units that are left in the epoch, in its order.
+            rest: the units that are left in the epoch, in its order; at least one.
             ranks: world size.
-            drop_last: whether to drop what makes no whole step.
+            drop_last: whether to leave out what makes no whole batch.
         """
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """What of the policy decides its plans, JSON-able; it stands in states."""
-
-
-def consecutive(count: int, size: int) -> Array:
-    """Splits [bins + 1] of ``count`` units, ``size`` to a bin, the last with what is left."""
-    return np.append(np.arange(0, count, size, dtype=np.int64), np.int64(count))
+        """What of the policy decides its plans: a small JSON-able dict, part of every state."""
 
 
 def batches(rest: Array, size: int, ranks: int, drop_last: bool) -> tuple[Array, int]:
-    """The window of a policy of equal batches: its units, and how many of ``rest`` it uses up."""
+    """What a policy of equal batches takes: the units that it puts into bins, and how many it uses up."""
     window = STEPS * size * ranks
     if len(rest) >= 2 * window:
         return rest[:window], window
     kept = len(rest) // (size * ranks) * size * ranks if drop_last else len(rest)
     return rest[:kept], len(rest)
+
+
+def consecutive(count: int, size: int) -> Array:
+    """Splits [bins + 1] of ``count`` units, ``size`` to a bin, the last with what is left."""
+    return np.append(np.arange(0, count, size, dtype=np.int64), np.int64(count))
 
 
 def check_batch_size(batch_size: Any) -> int:

@@ -19,8 +19,10 @@ class Random(Policy):
     name = "random"
 
     def cut(self, units: Units, rest: Array, ranks: int, drop_last: bool) -> Bins:
+        """See :class:`Policy`."""
         window, taken = batches(rest, self.batch_size, ranks, drop_last)
         return Bins(window, consecutive(len(window), self.batch_size), taken)
 
     def identity(self) -> dict[str, Any]:
+        """See :class:`Policy`."""
         return {"name": self.name, "batch_size": self.batch_size, "padded": self.padded}

@@ -1,31 +1,37 @@
-"""What all batch samplers share: ranks, iteration, epochs, state."""
+"""What all batch samplers share: ranks, epochs, iteration, state."""
 
 from __future__ import annotations
 
-import hashlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
-import numpy as np
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
-from ..cost import Lengths
-from .caps import Caps, count_of
+from .caps import Budget, Costs, count_of, make_caps, read_lengths
 from .planner import Planner
 from .policy import Policy
-from .state import Position, read, write
+from .state import Position, digest, read, write
 from .units import Item, Oversize, Units, make_units
 from .window import Window
 
+_RECIPE = (
+    "A plan deals batches to ranks by itself: keep the framework from sharding its loader again (Lightning: "
+    "Trainer(use_distributed_sampler=False); Accelerate and Trainer of transformers: leave the loader out of "
+    "prepare()). The page on sampling has recipes."
+)
+
 
 class PlanSampler(Sampler[list[Item]]):
-    """Hands out this rank's batches of a plan: lists of indices, for ``DataLoader(batch_sampler=...)``.
+    """A policy's batches for this rank: lists of indices, for ``DataLoader(dataset, batch_sampler=...)``.
+
+    The order is that of a plan made ahead, so it is the same for any number of workers. Each iteration serves
+    an epoch; the one after a whole epoch serves the next, and ``set_epoch`` names another.
 
     Attributes:
-        plan: the planner; ``plan.window(epoch, cursor, world_size)`` is the grid of all ranks.
+        plan: makes the windows, the grids [steps, ranks] of batches.
         seed: of the plan.
         batch_size: None, as batches differ in size.
         drop_last: whether an epoch's end that makes no whole step is dropped.
@@ -33,95 +39,115 @@ class PlanSampler(Sampler[list[Item]]):
 
     batch_size = None
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Refuse a sampler in place of lengths: so frameworks re-create batch samplers to shard them."""
+        if args and isinstance(args[0], Sampler):
+            raise TypeError(f"{cls.__name__} is made from lengths; got a {type(args[0]).__name__}. {_RECIPE}")
+        return super().__new__(cls)
+
     def __init__(
         self,
-        lengths: Lengths,
-        caps: Caps,
-        policy: Policy,
-        units: Units,
+        lengths: Any,
+        make_policy: Callable[[Units], Policy],
         *,
-        seed: int,
-        rank: int | None,
-        world_size: int | None,
-        oversize: Oversize,
-        drop_last: bool,
+        budget: Budget | None = None,
+        cost: Costs = None,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        oversize: Oversize = "raise",
+        drop_last: bool = False,
     ) -> None:
-        self.plan = Planner(units, policy, seed, drop_last)
-        self.seed, self.drop_last = seed, drop_last
+        """
+        Args:
+            lengths: of all samples, in the data set's order: integers [N], [N, D], or by field.
+            make_policy: makes the policy once it is known what samples are charged.
+            budget: one cap or several by name; None if the policy has none.
+            cost: what samples are charged; one of ``packload.cost`` or any function of lengths.
+            seed: of the plan.
+            rank: this process's; by default that of ``torch.distributed``, or 0.
+            world_size: the number of ranks; by default that of ``torch.distributed``, or 1.
+            oversize: what becomes of samples above the budget.
+            drop_last: drop what makes no whole step at an epoch's end, else split batches for it.
+        """
+        read = read_lengths(lengths)
+        units = make_units(read, make_caps(budget, cost, read), oversize)
+        policy = make_policy(units)
+        self.plan = Planner(units, policy, int(seed), bool(drop_last))
+        self.seed, self.drop_last = int(seed), bool(drop_last)
         self._rank, self._world_size = _check_ranks(rank, world_size)
         self._identity = {
+            "data": {"samples": count_of(read), "lengths": digest(read)},
             "policy": {
                 **policy.identity(),
-                "cost": _hash(units.caps.charge(lengths)[::2]),
+                "costs": digest(units.charges, units.loads),
                 "oversize": oversize,
-                "drop_last": drop_last,
+                "drop_last": self.drop_last,
             },
-            "data": {"samples": count_of(lengths), "hash": _hash(lengths)},
         }
         self._begin = Position(0)
-        self._moved = 0
         self._live: _Live | None = None
-        self._epoch_over = False
+        self._over = False
+        self._loads = 0
 
     @property
     def rank(self) -> int:
-        """This process's rank: as given, or that of ``torch.distributed``, or 0."""
+        """This process's rank."""
         if self._rank is not None:
             return self._rank
         return dist.get_rank() if _distributed() else 0
 
     @property
     def world_size(self) -> int:
-        """The number of ranks: as given, or that of ``torch.distributed``, or 1."""
+        """The number of ranks."""
         if self._world_size is not None:
             return self._world_size
         return dist.get_world_size() if _distributed() else 1
 
     @property
     def epoch(self) -> int:
-        """The epoch that is under way, or that the next iteration serves."""
+        """The epoch under way: that of the iteration begun last, or of the one to come if there was none."""
         return self._begin.epoch
 
     @property
     def step(self) -> int:
-        """Steps of the epoch that were served before this iteration: more than 0 after a resume."""
+        """Steps of the epoch under way that were served before this run: above 0 after a resume."""
         return self._begin.steps
 
     @property
     def sampler(self) -> EpochForwarder:
-        """What frameworks look for to call ``set_epoch`` on."""
+        """What frameworks call ``set_epoch`` on."""
         return EpochForwarder(self)
 
     @property
     def counts(self) -> dict[str, int]:
-        """What is not a sample in one batch, whole: over the data, and in the epoch under way.
+        """How many samples are in no batch, in several, or not whole.
 
         Samples ``skipped``, ``alone``, ``split`` (to so many ``pieces``) and ``truncated`` because they are
-        above the budget; units ``dropped`` from, and ``repeated`` in, the epoch.
+        above the budget; units ``dropped`` from the epoch under way and ``repeated`` in it.
         """
-        windows = list(self.windows())
-        return {
-            **self.plan.units.counts,
-            "dropped": sum(w.dropped for w in windows),
-            "repeated": sum(w.repeated for w in windows),
-        }
+        ends = [(window.dropped, window.repeated) for window in self.windows()]
+        dropped, repeated = (sum(column) for column in zip(*ends)) if ends else (0, 0)
+        return {**self.plan.units.counts, "dropped": dropped, "repeated": repeated}
 
     def windows(self, epoch: int | None = None) -> Iterator[Window]:
-        """The windows of an epoch, for all ranks; by default those left of the epoch under way."""
-        begin = self._begin if epoch is None or epoch == self._begin.epoch else Position(epoch)
-        cursor = begin.cursor
-        while cursor < self.plan.units.count:
-            window = self.plan.window(begin.epoch, cursor, self.world_size)
+        """The plan for all ranks, window after window: of an epoch, by default of what this run serves.
+
+        Args:
+            epoch: any; by default the one under way, from where this run began in it.
+        """
+        at = self._here(self._begin if epoch is None else Position(epoch))
+        while at.cursor < self.plan.units.count:
+            window = self.plan.window(at.epoch, at.cursor, at.world_size)
             yield window
-            cursor = window.end
+            at = at.after(window)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch.
+        """Serve an epoch next, from its beginning; or from where a loaded state stands in it.
 
-        The epoch that a loaded state stands in is kept where it stands. An iterator that runs already is not
-        touched.
+        An iterator that runs is not touched.
         """
-        if epoch != self._begin.epoch or self._epoch_over:
+        if epoch != self._begin.epoch or self._over:
             self._go_to(Position(int(epoch)))
 
     def __len__(self) -> int:
@@ -129,168 +155,171 @@ class PlanSampler(Sampler[list[Item]]):
         return self._begin.served + sum(window.steps for window in self.windows())
 
     def __iter__(self) -> PlanIterator:
+        self._check_owner(sys._getframe(1).f_locals.get("self"))
         return PlanIterator(self)
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
         """Where the run stands: a small JSON-able dict, the same for all ranks.
 
         Args:
-            consumed: batches of this epoch that were used, those before a resume included. A ``DataLoader``
-                takes batches from here before they are used, so that nobody else can know.
+            consumed: how many batches of this epoch were used, those before a resume (``step``) included. A
+                DataLoader fetches batches ahead, so that only its user can know.
 
         Raises:
-            RuntimeError: without ``consumed``, when batches have been handed out.
-            ValueError: ``consumed`` is less than was served before, or more than was handed out.
+            RuntimeError: without ``consumed``, if batches were handed out.
+            ValueError: ``consumed`` is less than ``step``, or more than was handed out.
         """
         if consumed is not None:
             return self._write(self._after(consumed))
         if self._live is None:
-            return self._write(self._begin)
-        if _called_by("torchdata."):
+            return self._write(self._next())
+        # Loaders of torchdata ask right after they took a batch, and keep the answer until it is used.
+        if sys._getframe(1).f_globals.get("__name__", "").startswith("torchdata."):
             return self._write(self._live.position)
         raise RuntimeError(
-            f"{self._live.position.steps} batches of epoch {self._begin.epoch} have been handed out, and only you "
-            "know how many were used: a DataLoader fetches ahead. Say so, state_dict(consumed=k), with k batches "
-            f"of this epoch used ({self.step} of them before this run); or take the state of a "
-            "StatefulDataLoader or a packload.Loader, which know."
+            f"{self._live.position.steps} batches of epoch {self.epoch} were handed out, and a DataLoader "
+            "fetches ahead: how many were used? Tell state_dict(consumed=...), counting this epoch's batches"
+            f"{f' with the {self.step} before this run' if self.step else ''}, or save the state of a "
+            "StatefulDataLoader or packload.Loader, which know."
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state. Iterators that run already raise at their next batch.
+        """Go on where a state stands. Iterators that run raise at their next batch.
 
         Raises:
             ValueError: the state is of other data, another policy or seed, or lies inside a window that was
                 planned for another world size.
         """
         self._go_to(self._read(state))
+        self._loads += 1
 
     def _go_to(self, position: Position) -> None:
-        self._begin, self._live, self._epoch_over = position, None, False
-        self._moved += 1
+        self._begin, self._live, self._over = position, None, False
 
     def _write(self, position: Position) -> dict[str, Any]:
         return write(position, self.seed, self._identity)
 
     def _read(self, state: Mapping[str, Any]) -> Position:
-        position = read(state, self.seed, self._identity, self.plan.units.count)
-        if position.step and position.world_size != self.world_size:
-            raise ValueError(
-                f"the state is {position.step} steps into a window planned for {position.world_size} ranks; here are "
-                f"{self.world_size}. The number of ranks can change where a window ends."
-            )
-        return replace(position, world_size=self.world_size)
+        return self._here(read(state, self.seed, self._identity, self.plan.units.count))
 
-    def _start(self) -> Position:
+    def _here(self, position: Position) -> Position:
+        """A position in the plan of this world size."""
+        ranks = self.world_size
+        if position.step and position.world_size != ranks:
+            raise ValueError(
+                f"step {position.steps} of epoch {position.epoch} is step {position.step} of a window "
+                f"planned for {position.world_size} ranks, and here are {ranks}. The number of ranks can "
+                f"change only where a window ends; this one goes on with {position.world_size}."
+            )
+        return replace(position, world_size=ranks)
+
+    def _next(self) -> Position:
         """Where the next iteration begins."""
-        begin = Position(self._begin.epoch + 1) if self._epoch_over else self._begin
-        return replace(begin, world_size=self.world_size)
+        return self._here(Position(self._begin.epoch + 1) if self._over else self._begin)
 
     def _after(self, consumed: int) -> Position:
-        """The position after so many steps of the epoch."""
-        handed = (
-            self._live.position.steps if self._live and self._live.position.epoch == self.epoch else self.step
-        )
+        """The position after so many steps of the epoch under way."""
+        handed = self.step if self._live is None else self._live.position.steps
         if not self.step <= consumed <= handed:
             raise ValueError(
-                f"consumed={consumed}: {handed} batches of epoch {self.epoch} have been handed out, {self.step} of "
-                "them before this run. Give the number of batches of this epoch that were used, those included."
+                f"consumed={consumed}: {handed} batches of epoch {self.epoch} were handed out, {self.step} "
+                "of them before this run. Count the batches of this epoch that were used, those included."
             )
-        at = replace(self._begin, world_size=self.world_size)
+        at = self._here(self._begin)
         for window in self.windows():
             if consumed < at.served + window.steps:
                 return replace(at, step=consumed - at.served)
-            at = after(at, window)
+            at = at.after(window)
         return at
+
+    def _check_owner(self, owner: Any) -> None:
+        """Look at who asks for an iterator, and refuse what would go wrong in silence."""
+        if getattr(owner, "num_processes", 1) > 1 and getattr(owner, "batch_sampler", None) is self:
+            if self.world_size > 1:
+                taken = f"{type(owner).__name__} deals out what is one rank's of {self.world_size} already"
+                raise RuntimeError(f"{taken}. {_RECIPE}")
+        elif getattr(owner, "sampler", None) is self and getattr(owner, "batch_size", None) is not None:
+            raise TypeError(
+                f"{type(self).__name__} yields batches: give it as batch_sampler=, not as sampler=."
+            )
 
 
 class _Live:
-    """The position of the iterator that was begun last, shared with the sampler."""
+    """The position of the iterator begun last, shared between it and the sampler."""
 
     def __init__(self, position: Position) -> None:
         self.position = position
 
 
 class PlanIterator(Iterator[list[Item]]):
-    """The batches of one rank, from where the sampler stands to the end of the epoch.
+    """One rank's batches, from where the sampler stands to the end of the epoch.
 
-    Its own state is exact: that after the batch it returned last.
+    Nothing is fixed before the first batch is asked for. The iterator's own state is exact: it is that after
+    the batch that was returned last.
     """
 
     def __init__(self, sampler: PlanSampler) -> None:
         self._sampler = sampler
         self._live: _Live | None = None
-        self._moved = 0
+        self._loads = 0
         self._window: Window | None = None
 
-    def __iter__(self) -> PlanIterator:
-        return self
-
     def __next__(self) -> list[Item]:
-        live = self._live or self._bind(self._sampler._start())
-        if self._moved != self._sampler._moved:
+        sampler = self._sampler
+        live = self._live or self._begin(sampler._next())
+        if self._loads != sampler._loads:
             raise RuntimeError(
-                "the sampler was moved, by load_state_dict or set_epoch, after this iterator began. Start a new one."
+                "a state was loaded into the sampler after this iterator began. Start a new iterator: it "
+                "goes on where the state stands."
             )
         at = live.position
-        while self._window is None or at.cursor != self._window.cursor:
-            if at.cursor >= self._sampler.plan.units.count:
-                self._end(at)
-                raise StopIteration
-            self._window = self._sampler.plan.window(at.epoch, at.cursor, at.world_size)
-            if not self._window.steps:
-                at = after(at, self._window)
-        cell = self._window.cell(at.step, self._sampler.rank)
+        window = self._window
+        while window is None or window.cursor != at.cursor:
+            if at.cursor >= sampler.plan.units.count:
+                return self._end(at)
+            window = self._window = sampler.plan.window(at.epoch, at.cursor, at.world_size)
+            if not window.steps:
+                at = at.after(window)
+        cell = window.cell(at.step, sampler.rank)
         at = replace(at, step=at.step + 1)
-        live.position = after(at, self._window) if at.step == self._window.steps else at
+        live.position = at.after(window) if at.step == window.steps else at
         return cell
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run stands after the last batch; the next epoch's beginning after the end was told."""
+        """Where the run stands: after the batch returned last, or in the next epoch once the end was told."""
         sampler = self._sampler
-        if self._live is None or (sampler._epoch_over and sampler._live is self._live):
-            return sampler._write(sampler._start())
+        if self._live is None or (sampler._over and sampler._live is self._live):
+            return sampler._write(sampler._next())
         return sampler._write(self._live.position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state. Raises as the sampler's."""
+        """Go on where a state stands; raises as the sampler's."""
         self._window = None
-        self._bind(self._sampler._read(state))
+        self._begin(self._sampler._read(state))
 
-    def _bind(self, position: Position) -> _Live:
+    def _begin(self, position: Position) -> _Live:
         sampler = self._sampler
-        if sampler._epoch_over or position.epoch != sampler._begin.epoch or self._live is not None:
-            sampler._begin, sampler._epoch_over = position, False
-        self._live = sampler._live = _Live(position)
-        self._moved = sampler._moved
+        self._live, self._loads = _Live(position), sampler._loads
+        sampler._begin, sampler._live, sampler._over = position, self._live, False
         return self._live
 
-    def _end(self, at: Position) -> None:
+    def _end(self, at: Position) -> list[Item]:
         assert self._live is not None
         self._live.position = at
         if self._sampler._live is self._live:
-            self._sampler._epoch_over = True
+            self._sampler._over = True
+        raise StopIteration
 
 
 class EpochForwarder:
-    """Hands ``set_epoch`` on to a batch sampler: frameworks call it on ``batch_sampler.sampler``."""
+    """Hands ``set_epoch`` on to a batch sampler: frameworks look for it on ``batch_sampler.sampler``."""
 
     def __init__(self, target: PlanSampler) -> None:
         self._target = target
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch."""
+        """See :meth:`PlanSampler.set_epoch`."""
         self._target.set_epoch(epoch)
-
-
-def after(position: Position, window: Window) -> Position:
-    """The position at the end of a window."""
-    return replace(
-        position,
-        cursor=window.end,
-        window=position.window + 1,
-        step=0,
-        served=position.served + window.steps,
-    )
 
 
 def _distributed() -> bool:
@@ -301,29 +330,5 @@ def _check_ranks(rank: int | None, world_size: int | None) -> tuple[int | None, 
     if (rank is None) != (world_size is None):
         raise ValueError(f"give both rank and world_size, or neither; got {rank} and {world_size}.")
     if rank is not None and world_size is not None and not 0 <= rank < world_size:
-        raise ValueError(f"rank {rank} is not in a world of {world_size}.")
+        raise ValueError(f"rank {rank} is not one of {world_size} ranks.")
     return rank, world_size
-
-
-def _called_by(package: str) -> bool:
-    """Whether the caller's caller belongs to a package."""
-    return sys._getframe(2).f_globals.get("__name__", "").startswith(package)
-
-
-def _hash(value: Any) -> str:
-    digest = hashlib.blake2b(digest_size=12)
-    _update(digest, value)
-    return digest.hexdigest()
-
-
-def _update(digest: Any, value: Any) -> None:
-    if isinstance(value, Mapping):
-        for name, part in value.items():
-            digest.update(repr(name).encode())
-            _update(digest, part)
-    elif isinstance(value, tuple):
-        for part in value:
-            _update(digest, part)
-    else:
-        digest.update(f"{value.dtype.str}{value.shape}".encode())
-        digest.update(np.ascontiguousarray(value))

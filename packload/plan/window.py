@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,13 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """What a policy made of a stretch of the epoch's order.
+    """What a policy made of the front of the epoch's order.
 
     Attributes:
-        units: the units of all bins, one bin after another.
-        splits: [bins + 1]; bin ``b`` holds ``units[splits[b]:splits[b + 1]]``.
-        taken: how many units of the order are used up, dropped ones included.
-        repeated: how many units stand in the bins twice.
+        units: the units of all bins, one bin after another; no bin is empty.
+        splits: [bins + 1] int64; bin ``b`` holds ``units[splits[b]:splits[b + 1]]``.
+        taken: how many units of the order are used up, those that are in no bin included.
+        repeated: how many units stand in the bins a second time.
     """
 
     units: Array
@@ -42,14 +42,14 @@ class Window:
     Attributes:
         epoch: the epoch.
         cursor: where the window begins in the epoch's order, in units.
-        end: where it ends; the next window begins there.
+        end: where it ends, and the next window begins.
         steps: batches of every rank.
         ranks: world size.
-        units: units of all cells, step after step, in a step rank after rank.
-        splits: [steps * ranks + 1]; cell (s, r) holds ``units[splits[c]:splits[c + 1]]``, c = s * ranks + r.
-        costs: [steps, ranks], the cost of each cell (in the first budget if there are several).
+        units: the units of all cells, step after step, in a step rank after rank.
+        splits: [steps * ranks + 1] int64; cell c = step * ranks + rank is ``units[splits[c]:splits[c + 1]]``.
+        costs: [steps, ranks], the cost of each cell (of several, the first).
         dropped: units of this stretch that are in no cell.
-        repeated: units that are in two cells.
+        repeated: units that are in a second cell.
         table: what the units are.
     """
 
@@ -81,74 +81,74 @@ class Window:
         return self.table.sample_of(self.units)
 
 
-def even(bins: Bins, ranks: int, drop_last: bool, table: Units, padded: bool = False) -> Bins:
+def even(bins: Bins, ranks: int, drop_last: bool, table: Units, padded: bool) -> Bins:
     """Make the number of bins a multiple of the number of ranks.
 
-    With ``drop_last`` the cheapest bins that are too many are dropped. Else bins are halved, that of the most
-    units first, which keeps every cap; where all bins are single units, cheapest units are repeated (fewer
-    than there are ranks).
+    With ``drop_last``, the cheapest bins are dropped, fewer than there are ranks. Else bins are halved, that
+    of the most units first, which keeps every cap. Where all bins are single units, the cheapest units are
+    repeated, fewer than there are ranks.
     """
     over = len(bins) % ranks
     if over == 0:
         return bins
     if drop_last:
-        order = np.argsort(table.weigh(bins.units, bins.splits, padded), kind="stable")
-        return _select(bins, np.sort(order[over:]))
+        _, weights = table.weigh(bins.units, bins.splits, padded)
+        return select(bins, np.sort(np.argsort(weights, kind="stable")[over:]))
     missing = ranks - over
-    counts = np.diff(bins.splits)
-    largest = np.argsort(-counts, kind="stable")[:missing]
-    heap = [(-int(counts[b]), int(bins.splits[b])) for b in largest]
-    heapq.heapify(heap)
-    cuts: list[int] = []
-    while len(cuts) < missing and heap and heap[0][0] <= -2:
-        count, start = heapq.heappop(heap)
-        half = -count // 2
-        cuts.append(start + half)
-        heapq.heappush(heap, (-half, start))
-        heapq.heappush(heap, (count + half, start + half))
-    splits = np.sort(np.concatenate([bins.splits, np.array(cuts, dtype=bins.splits.dtype)]))
+    cuts = _halve(bins.splits, missing)
+    bins = replace(bins, splits=np.sort(np.concatenate([bins.splits, cuts])))
     missing -= len(cuts)
     if not missing:
-        return Bins(bins.units, splits, bins.taken, bins.repeated)
-    cheapest = np.resize(bins.units[np.argsort(table.loads[bins.units], kind="stable")], missing)
-    more = splits[-1] + 1 + np.arange(missing, dtype=splits.dtype)
-    units, splits = np.concatenate([bins.units, cheapest]), np.concatenate([splits, more])
-    return Bins(units, splits, bins.taken, bins.repeated + missing)
+        return bins
+    cheapest = np.resize(bins.units[np.argsort(table.weights[bins.units], kind="stable")], missing)
+    return Bins(
+        np.concatenate([bins.units, cheapest]),
+        np.concatenate([bins.splits, len(bins.units) + 1 + np.arange(missing)]),
+        bins.taken,
+        bins.repeated + missing,
+    )
 
 
-def deal(
-    bins: Bins, weights: Array, ranks: int, key: tuple[int, int, int], level: bool
-) -> tuple[Bins, Array]:
-    """Deal bins to ranks: those of one step cost about the same.
+def _halve(splits: Array, times: int) -> Array:
+    """Where to cut bins to get ``times`` more of them; fewer cuts only if all bins are single units then."""
+    counts = np.diff(splits)
+    largest = np.argsort(-counts, kind="stable")[:times]
+    heap = [(-int(counts[b]), int(splits[b])) for b in largest]
+    heapq.heapify(heap)
+    cuts: list[int] = []
+    while len(cuts) < times and heap[0][0] < -1:
+        size, start = heapq.heappop(heap)
+        half = -size // 2
+        cuts.append(start + half)
+        heapq.heappush(heap, (-half, start))
+        heapq.heappush(heap, (size + half, start + half))
+    return np.array(cuts, dtype=np.int64)
 
-    Sorted by cost, every ``ranks`` neighbours make a step; the order of steps, and of ranks in a step, is
+
+def deal(weights: Array, ranks: int, key: tuple[int, int, int]) -> Array:
+    """Deal bins to ranks so that those of one step cost about the same.
+
+    Sorted by cost, every ``ranks`` neighbours make a step. The order of steps, and of ranks in a step, is
     random.
 
     Args:
-        bins: a multiple of ``ranks`` of them.
-        weights: the cost of each.
+        weights: [bins] int64, the cost of each; a multiple of ``ranks`` of them.
         ranks: world size.
         key: (seed, epoch, cursor).
-        level: whether to deal at all; else bins stay in their order.
 
     Returns:
-        the bins in the order of cells, and the costs [steps, ranks].
+        [steps * ranks]: the bin of each cell.
     """
-    steps = len(bins) // ranks
-    if not level:
-        return bins, weights.reshape(steps, ranks)
     seed, epoch, cursor = key
-    grid = np.argsort(weights, kind="stable").reshape(steps, ranks)
-    grid = grid[draw.permutation(steps, seed, epoch, draw.STEPS, cursor)]
-    if ranks > 1:
-        keys = draw.bits(steps * ranks, seed, epoch, draw.RANKS, cursor).reshape(steps, ranks)
-        grid = np.take_along_axis(grid, np.argsort(keys, axis=1, kind="stable"), axis=1)
-    return _select(bins, grid.reshape(-1)), weights[grid]
+    grid = np.argsort(weights, kind="stable").reshape(-1, ranks)
+    grid = grid[draw.permutation(len(grid), seed, epoch, draw.STEPS, cursor)]
+    keys = draw.bits(grid.size, seed, epoch, draw.RANKS, cursor).reshape(grid.shape)
+    return np.take_along_axis(grid, np.argsort(keys, axis=1, kind="stable"), axis=1).reshape(-1)
 
 
-def _select(bins: Bins, which: Array) -> Bins:
+def select(bins: Bins, which: Array) -> Bins:
     """Some bins, in a given order."""
     counts = np.diff(bins.splits)[which]
-    splits = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
+    splits = np.append(np.int64(0), np.cumsum(counts))
     rows = np.repeat(bins.splits[which] - splits[:-1], counts) + np.arange(splits[-1])
-    return Bins(bins.units[rows], splits, bins.taken, bins.repeated)
+    return replace(bins, units=bins.units[rows], splits=splits)
