@@ -35,7 +35,7 @@ class Bucket(Policy):
         window, taken = batches(rest, self.batch_size, ranks, drop_last)
         bucket = np.searchsorted(np.array(self.borders), units.loads[window], side="left")
         window = window[np.argsort(bucket, kind="stable")]
-        return Bins(window, consecutive(len(window), self.batch_size), taken)
+        return Bins(window, consecutive(len(window), self.batch_size, ranks), taken)
 
     def identity(self) -> dict[str, Any]:
         """See :class:`Policy`."""

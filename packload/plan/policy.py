@@ -60,9 +60,15 @@ def batches(rest: Array, size: int, ranks: int, drop_last: bool) -> tuple[Array,
     return rest[:kept], len(rest)
 
 
-def consecutive(count: int, size: int) -> Array:
-    """Splits [bins + 1] of ``count`` units, ``size`` to a bin, the last with what is left."""
-    return np.append(np.arange(0, count, size, dtype=np.int64), np.int64(count))
+def consecutive(count: int, size: int, ranks: int) -> Array:
+    """Splits [bins + 1] of units, ``size`` to a bin; those of the last step share what is left."""
+    step = size * ranks
+    whole = max(count - 1, 0) // step * step
+    left = count - whole
+    if 0 < left < ranks:
+        return np.append(np.arange(0, count, size, dtype=np.int64), np.int64(count))
+    last = whole + left * np.arange(1, ranks + 1, dtype=np.int64) // ranks
+    return np.concatenate([np.arange(0, whole + 1, size, dtype=np.int64), last[: ranks * (left > 0)]])
 
 
 def check_batch_size(batch_size: Any) -> int:

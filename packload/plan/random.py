@@ -21,7 +21,7 @@ class Random(Policy):
     def cut(self, units: Units, rest: Array, ranks: int, drop_last: bool) -> Bins:
         """See :class:`Policy`."""
         window, taken = batches(rest, self.batch_size, ranks, drop_last)
-        return Bins(window, consecutive(len(window), self.batch_size), taken)
+        return Bins(window, consecutive(len(window), self.batch_size, ranks), taken)
 
     def identity(self) -> dict[str, Any]:
         """See :class:`Policy`."""

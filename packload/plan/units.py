@@ -94,7 +94,7 @@ class Units:
 
     @property
     def _scale(self) -> float:
-        return SCALE / max(float(self.loads.max(initial=0.0)), 1e-300)
+        return SCALE / (float(self.loads.max(initial=0.0)) or 1.0)
 
     def sample_of(self, units: Array) -> Array:
         """The data set's index of each unit."""
