@@ -52,7 +52,7 @@ class Budget(Policy):
         most = STEPS * ranks
         last = measure(units, rest, 2 * most) is None
         if self.padded:
-            return _padded(units, rest if last else rest[: measure(units, rest, most)], most)
+            return _padded(units, rest if last else rest[: measure(units, rest, most)])
         stretch = rest if last else rest[: measure(units, rest, most)]
         if last:
             most = len(rest)
@@ -87,9 +87,11 @@ def measure(units: Units, rest: Array, bins: float) -> int | None:
         guess *= 2
 
 
-def _padded(units: Units, window: Array, bins: int) -> Bins:
+def _padded(units: Units, window: Array) -> Bins:
+    """Units of about the same lengths, as many as the cost of the largest allows."""
     lengths = take(units.lengths, window)
-    order = neighbours(lengths, bins)
+    bins = (units.charges[:, window].sum(axis=1) // units.limits).max()
+    order = neighbours(lengths, int(bins))
     return Bins(window[order], runs(units.caps, take(lengths, order)), len(window))
 
 

@@ -87,7 +87,6 @@ class PlanSampler(Sampler[list[Item]]):
         }
         self._begin = Position(0)
         self._live: _Live | None = None
-        self._over = False
         self._loads = 0
 
     @property
@@ -136,7 +135,9 @@ class PlanSampler(Sampler[list[Item]]):
         Args:
             epoch: any; by default the one under way, from where this run began in it.
         """
-        at = self._here(self._begin if epoch is None else Position(epoch))
+        return self._windows_from(self._here(self._begin if epoch is None else Position(epoch)))
+
+    def _windows_from(self, at: Position) -> Iterator[Window]:
         while at.cursor < self.plan.units.count:
             window = self.plan.window(at.epoch, at.cursor, at.world_size)
             yield window
@@ -147,7 +148,7 @@ class PlanSampler(Sampler[list[Item]]):
 
         An iterator that runs is not touched.
         """
-        if epoch != self._begin.epoch or self._over:
+        if epoch != self._begin.epoch or self._all_served():
             self._go_to(Position(int(epoch)))
 
     def __len__(self) -> int:
@@ -194,7 +195,13 @@ class PlanSampler(Sampler[list[Item]]):
         self._loads += 1
 
     def _go_to(self, position: Position) -> None:
-        self._begin, self._live, self._over = position, None, False
+        self._begin, self._live = position, None
+
+    def _all_served(self) -> bool:
+        """Whether the epoch's last batch was handed out: not all who take it ask for one more."""
+        if self._live is None or self._live.position.step:
+            return False
+        return not any(window.steps for window in self._windows_from(self._live.position))
 
     def _write(self, position: Position) -> dict[str, Any]:
         return write(position, self.seed, self._identity)
@@ -215,7 +222,7 @@ class PlanSampler(Sampler[list[Item]]):
 
     def _next(self) -> Position:
         """Where the next iteration begins."""
-        return self._here(Position(self._begin.epoch + 1) if self._over else self._begin)
+        return self._here(Position(self._begin.epoch + 1) if self._all_served() else self._begin)
 
     def _after(self, consumed: int) -> Position:
         """The position after so many steps of the epoch under way."""
@@ -262,6 +269,7 @@ class PlanIterator(Iterator[list[Item]]):
         self._sampler = sampler
         self._live: _Live | None = None
         self._loads = 0
+        self._told = False
         self._window: Window | None = None
 
     def __next__(self) -> list[Item]:
@@ -276,7 +284,8 @@ class PlanIterator(Iterator[list[Item]]):
         window = self._window
         while window is None or window.cursor != at.cursor:
             if at.cursor >= sampler.plan.units.count:
-                return self._end(at)
+                live.position, self._told = at, True
+                raise StopIteration
             window = self._window = sampler.plan.window(at.epoch, at.cursor, at.world_size)
             if not window.steps:
                 at = at.after(window)
@@ -288,9 +297,10 @@ class PlanIterator(Iterator[list[Item]]):
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands: after the batch returned last, or in the next epoch once the end was told."""
         sampler = self._sampler
-        if self._live is None or (sampler._over and sampler._live is self._live):
+        if self._live is None:
             return sampler._write(sampler._next())
-        return sampler._write(self._live.position)
+        at = self._live.position
+        return sampler._write(Position(at.epoch + 1, world_size=at.world_size) if self._told else at)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state stands; raises as the sampler's."""
@@ -299,16 +309,9 @@ class PlanIterator(Iterator[list[Item]]):
 
     def _begin(self, position: Position) -> _Live:
         sampler = self._sampler
-        self._live, self._loads = _Live(position), sampler._loads
-        sampler._begin, sampler._live, sampler._over = position, self._live, False
+        self._live, self._loads, self._told = _Live(position), sampler._loads, False
+        sampler._begin, sampler._live = position, self._live
         return self._live
-
-    def _end(self, at: Position) -> list[Item]:
-        assert self._live is not None
-        self._live.position = at
-        if self._sampler._live is self._live:
-            self._sampler._over = True
-        raise StopIteration
 
 
 class EpochForwarder:

@@ -61,7 +61,8 @@ class BucketBatchSampler(PlanSampler):
     Args:
         lengths: of all samples, in the data set's order: integers [N], [N, D], or by field.
         batch_size: samples of a batch.
-        buckets: how many, alike in size; or their borders, the largest cost in each but the last.
+        buckets: how many, laid where they leave least to pad; or their borders, the largest cost in each
+            but the last.
         cost: what samples are sorted by, and ranks balanced by. By default tokens.
         seed: of the plan; each epoch has an order of its own.
         rank: this process's; by default that of ``torch.distributed``, or 0.
@@ -75,7 +76,7 @@ class BucketBatchSampler(PlanSampler):
         lengths: Any,
         batch_size: int,
         *,
-        buckets: int | Sequence[float] = 64,
+        buckets: int | Sequence[float] = 128,
         cost: Cost | str | None = None,
         seed: int = 0,
         rank: int | None = None,

@@ -1,9 +1,9 @@
-"""Accelerate and Lightning: what works as it is, and that a plan is not sharded a second time."""
+"""Accelerate, Lightning, the Trainer of transformers: what works as it is, and no plan is sharded twice."""
 
 from __future__ import annotations
 
 import pytest
-from torch import Tensor, nn
+from torch import Tensor, nn, tensor
 from torch.optim import SGD
 from torch.utils.data import DataLoader
 
@@ -98,3 +98,45 @@ def test_lightning_making_a_batch_sampler_again_is_refused(make):
     loader = DataLoader(range(100), batch_sampler=make(LENGTHS, 60, rank=0, world_size=2))
     with pytest.raises(TypeError, match="use_distributed_sampler=False"):
         data._update_dataloader(loader, loader.sampler)
+
+
+def test_the_trainer_of_transformers_serves_a_plan(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    seen: list[list[float]] = []
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 1)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            seen.append(x.tolist())
+            return {"loss": self.layer(x.float()[:, None]).sum()}
+
+    class Trainer(transformers.Trainer):
+        def get_train_dataloader(self) -> DataLoader:
+            return DataLoader(
+                self.train_dataset,
+                batch_sampler=BudgetBatchSampler(LENGTHS, 60),
+                collate_fn=self.data_collator,
+            )
+
+    expected = BudgetBatchSampler(LENGTHS, 60)
+    steps = len(expected)
+    arguments = transformers.TrainingArguments(
+        str(tmp_path),
+        num_train_epochs=2,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        learning_rate=0.0,
+        disable_tqdm=True,
+    )
+    data = [{"x": float(i)} for i in range(100)]
+
+    def collate(samples: list[dict[str, float]]) -> dict[str, Tensor]:
+        return {"x": tensor([sample["x"] for sample in samples])}
+
+    Trainer(Model(), arguments, train_dataset=data, data_collator=collate).train()
+    assert seen[:steps] == list(expected)
+    assert seen[steps:] == list(expected)[: len(seen) - steps]

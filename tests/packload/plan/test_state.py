@@ -219,6 +219,30 @@ def test_an_epoch_that_was_left_early_begins_again():
     assert list(islice(sampler, 3)) == whole[:3]
 
 
+def test_an_epoch_is_over_with_its_last_batch():
+    """Some loops take as many batches as there are, and never ask for one more."""
+    sampler, expected = make(), make()
+    for _ in range(3):
+        total = len(sampler)
+        batches = list(islice(sampler, total))
+        assert batches == list(expected)
+        assert len(sampler) == total and sampler.state_dict(consumed=total)["cursor"] == 400
+    sampler.set_epoch(2)
+    expected.set_epoch(2)
+    assert list(sampler) == list(expected)
+
+
+def test_an_epoch_is_over_where_only_dropped_samples_are_left(small_windows):
+    old = make("random", some_lengths(49), drop_last=True)
+    list(islice(old, 16))
+    state = old.state_dict(consumed=16)
+    state.update(cursor=48, window=1, served=16, step=0)
+    sampler = make("random", some_lengths(49), drop_last=True)
+    sampler.load_state_dict(state)
+    assert list(islice(sampler, 0)) == [] and list(sampler) == []
+    assert sampler.state_dict(consumed=16)["step"] == 0 and len(list(sampler)) == 16 and sampler.epoch == 1
+
+
 def test_the_length_is_that_of_the_epoch_under_way():
     sampler = make()
     loader = DataLoader(range(400), batch_sampler=sampler, collate_fn=list)
