@@ -7,24 +7,43 @@
 :func:`collate` and :class:`Collate` turn samples into a :class:`Batch` whose ragged fields are
 :class:`PackedTensor`; :func:`ragged` marks a leaf with its pattern, :func:`infer_schema` proposes patterns.
 Everything wrong with samples is a :class:`CollateError`.
+
+:class:`RandomBatchSampler`, :class:`BucketBatchSampler`, :class:`BudgetBatchSampler` and, for evaluation,
+:class:`FixedBatchSampler` plan batches from lengths; :mod:`packload.cost` says what a sample is charged.
 """
 
+from . import cost
 from ._guard import Axis, Grid, PackedTensor
 from .batch import Batch
 from .collate import Collate, collate
 from .errors import CollateError
 from .infer import infer_schema
+from .plan import (
+    BucketBatchSampler,
+    BudgetBatchSampler,
+    CutDataset,
+    FixedBatchSampler,
+    Piece,
+    RandomBatchSampler,
+)
 from .schema import ragged
 
 __version__ = "0.1.0"
 __all__ = [
     "Axis",
     "Batch",
+    "BucketBatchSampler",
+    "BudgetBatchSampler",
     "Collate",
     "CollateError",
+    "CutDataset",
+    "FixedBatchSampler",
     "Grid",
     "PackedTensor",
+    "Piece",
+    "RandomBatchSampler",
     "collate",
+    "cost",
     "infer_schema",
     "ragged",
 ]
