@@ -46,6 +46,7 @@ class Done(NamedTuple):
         error: what was raised instead.
         seconds: of all stages.
         last: nothing was drawn: the source has ended.
+        moves: how often its bytes were copied on the way.
     """
 
     task: Task
@@ -53,6 +54,7 @@ class Done(NamedTuple):
     error: BaseException | None
     seconds: Seconds
     last: bool = False
+    moves: int = 0
 
 
 class Feed:

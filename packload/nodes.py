@@ -23,6 +23,7 @@ what a loop wants.
 from __future__ import annotations
 
 import queue
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter
 from typing import Any, Literal
@@ -311,7 +312,19 @@ class Pin(Map):
     remote = False
 
     def __init__(self, source: BaseNode) -> None:
-        super().__init__(source, pinned, name="pin")
+        super().__init__(source, name="pin")
+        self.moved: deque[int] = deque()
+
+    def bind(self, worker: Worker) -> Callable[[Any], Any]:
+        """Pinning; the bytes of batches that had to be copied for it go to ``moved``."""
+
+        def pin(batch: Any) -> Any:
+            result = pinned(batch)
+            if result is not batch:
+                self.moved.append(getattr(result, "nbytes", 0))
+            return result
+
+        return pin
 
 
 class Copy(Map):
@@ -446,7 +459,7 @@ class Parallel(BaseNode):
                 raise StopIteration
             result = deliver(self._stages, done.result)
         except StopIteration:
-            self._end_pass()
+            self.end()
             raise
         except BaseException:
             self._ended = True
@@ -483,7 +496,8 @@ class Parallel(BaseNode):
             self._pool.halt()
         self._feed = None
 
-    def _end_pass(self) -> None:
+    def end(self) -> None:
+        """End a pass before its time, and with it the workers, unless they are persistent."""
         self._ended = True
         self._halt()
         if not self.persistent:

@@ -168,7 +168,7 @@ class Processes(Threads):
         value = _unship(reply, memory)
         del memory, reply
         result, error, more = run(steps, task, key, value)
-        return Done(task, result, error, seconds + more)
+        return Done(task, result, error, seconds + more, moves=int(slot >= self._ring.slots))
 
     def _give_back(self, remote: _Remote, slot: int) -> None:
         if slot < self._ring.slots:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from math import prod
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch.utils._pytree as pytree
+from torch import Tensor
 
 from .batch import Batch
+from .block import Extents, Spec
 from .feed import Seconds
 
 _KEPT = 4096
 """Times of a stage that are kept: those of so many batches last."""
+MOST_SHAPES = 1 << 16
+"""Shapes that are told apart; more are not counted."""
 
 
 class StageTimes(NamedTuple):
@@ -101,19 +107,19 @@ class Recorder:
     """Gathers the figures of one pass; used by the consumer's thread alone."""
 
     def __init__(self) -> None:
-        self._begin: float | None = None
+        self.begin: float | None = None
         self._end = 0.0
-        self._batches = self._samples = self._positions = self._bytes = self._copied = 0
+        self._batches = self._samples = self._bytes = self._copied = 0
         self._valid: dict[str, int] = {}
         self._padded: dict[str, int] = {}
-        self._shapes: set[tuple[Any, ...]] = set()
+        self._shapes: set[int] = set()
         self._times: dict[str, deque[float]] = {}
         self._totals: dict[str, float] = {}
 
     def asked(self) -> None:
         """A batch is asked for."""
-        if self._begin is None:
-            self._begin = perf_counter()
+        if self.begin is None:
+            self.begin = perf_counter()
 
     def handed_out(self, result: Any, indices: Any, seconds: Seconds, copies: int) -> None:
         """A batch is handed out.
@@ -133,7 +139,49 @@ class Recorder:
                 self._totals[name] = 0.0
             times.append(value)
             self._totals[name] += value
-        if isinstance(result, Batch):
-            self._batch(result, copies)
+        block = result._source if isinstance(result, Batch) else None
+        if block is None:
+            tensors = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
+            samples, nbytes = len(indices) if hasattr(indices, "__len__") else 0, sum(x.nbytes for x in tensors)
         else:
-            self._other(result, indices, copies)
+            samples, nbytes = block.extents.batch_size, block.extents.nbytes
+            self._extents(block.spec, block.extents)
+        self._samples += samples
+        self._bytes += nbytes
+        self._copied += copies * nbytes
+
+    def _extents(self, spec: Spec, extents: Extents) -> None:
+        for part, cells in enumerate(extents.cells):
+            axes = spec.axes_of(part)
+            name = " x ".join(spec.axes[k] or "n" for k in axes)
+            padded = extents.batch_size * prod(extents.peaks[k] for k in axes)
+            self._valid[name] = self._valid.get(name, 0) + cells
+            self._padded[name] = self._padded.get(name, 0) + padded
+        if len(self._shapes) < MOST_SHAPES:
+            self._shapes.add(hash((extents.batch_size, *extents.cells, *extents.peaks)))
+
+    def stats(self, skipped: int, moved: int, overflows: int) -> Stats:
+        """The figures.
+
+        Args:
+            skipped: samples that are left out.
+            moved: bytes that were copied besides.
+            overflows: batches in fresh memory.
+        """
+        return Stats(
+            batches=self._batches,
+            samples=self._samples,
+            skipped=skipped,
+            positions=sum(self._valid.values()),
+            bytes=self._bytes,
+            seconds=self._end - self.begin if self.begin is not None and self._batches else 0.0,
+            occupancy={name: self._valid[name] / padded for name, padded in self._padded.items() if padded},
+            shapes=len(self._shapes),
+            copied_per_byte=(self._copied + moved) / self._bytes if self._bytes else 0.0,
+            overflows=overflows,
+            stages={name: self._stage(name) for name in self._times},
+        )
+
+    def _stage(self, name: str) -> StageTimes:
+        p50, p99 = np.percentile(list(self._times[name]), (50, 99)).tolist()
+        return StageTimes(p50, p99, self._totals[name])
