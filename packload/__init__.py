@@ -6,7 +6,7 @@
 
 :func:`collate` and :class:`Collate` turn samples into a :class:`Batch` whose ragged fields are
 :class:`PackedTensor`; :func:`ragged` marks a leaf with its pattern, :func:`infer_schema` proposes patterns.
-Everything wrong with samples is a :class:`CollateError`.
+Everything wrong with samples is a :class:`CollateError`. :class:`Loader` makes batches ahead of the loop.
 """
 
 from ._guard import Axis, Grid, PackedTensor
@@ -14,7 +14,9 @@ from .batch import Batch
 from .collate import Collate, collate
 from .errors import CollateError
 from .infer import infer_schema
+from .loader import Loader
 from .schema import ragged
+from .workers import batch_seed
 
 __version__ = "0.1.0"
 __all__ = [
@@ -23,7 +25,9 @@ __all__ = [
     "Collate",
     "CollateError",
     "Grid",
+    "Loader",
     "PackedTensor",
+    "batch_seed",
     "collate",
     "infer_schema",
     "ragged",

@@ -1,8 +1,9 @@
-"""Loader: batches of a dataset, made by workers ahead of the loop, on the device when the loop asks for them."""
+"""Loader: batches of a dataset, made ahead of the loop by workers, and copied to the device beside it."""
 
 from __future__ import annotations
 
 import copy
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -24,19 +25,19 @@ class Loader:
     """Iterates over batches of a dataset, in the order of a batch sampler.
 
     Workers fetch samples and collate them into memory that is used again and again (see
-    :mod:`packload.transfer`); with a device they also issue the copy. A batch is valid for as long as anything
-    of it is kept, and costs fresh memory only while more than ``hold`` are kept.
+    :mod:`packload.transfer`); with a device they also issue the copy. A batch is valid for as long as
+    anything of it is kept, and costs fresh memory only while more than ``hold`` are kept.
 
-    State: :meth:`state_dict` is that after the last batch handed out, whatever was made ahead of it, and does not
-    depend on ``workers``, ``mode`` or ``device``. When the sampler's own state cannot be had, batches are
+    State: :meth:`state_dict` is that after the last batch handed out, whatever was made ahead of it, and does
+    not depend on ``workers``, ``mode`` or ``device``. When the sampler's own state cannot be had, batches are
     counted.
 
     Args:
         dataset: has ``__getitem__``, or ``__getitems__`` for lists of indices.
         batch_sampler: any iterable of index lists.
-        collate: a :class:`packload.Collate` (by default without a schema), or any function of a list of samples.
-        workers: how many; with 0 the loop's own thread does everything.
-        mode: ``"thread"``; or ``"process"`` for datasets that are slow in Python itself: threads run
+        collate: a :class:`packload.Collate` (by default without a schema), or any function of a list of
+        samples. workers: how many; with 0 the loop's own thread does everything. mode: ``"thread"``; or
+        ``"process"`` for datasets that are slow in Python itself: threads run
             Python code one at a time.
         device: where batches go; by default they stay in host memory.
         prefetch: batches for each worker that are made ahead.
@@ -260,8 +261,9 @@ class _Iterator(Iterator[Any]):
         if loader is not None:
             loader.root.end()
 
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing():  # then workers were ended before, and modules may be gone
+            self.close()
 
 
 class _Epochs:

@@ -15,14 +15,15 @@
     for batch in torchdata.nodes.Loader(node):
         ...
 
-A :class:`Map` is lazy about what it hands on: inside of a chain a batch stays whole (a Batch, even where samples
-are bare leaves), and on its way to a device (an event goes with it). Only who calls ``next`` on the last node gets
-what a loop wants.
+A :class:`Map` is lazy about what it hands on: inside of a chain a batch stays whole (a Batch, even where
+samples are bare leaves), and on its way to a device (an event goes with it). Only who calls ``next`` on the
+last node gets what a loop wants.
 """
 
 from __future__ import annotations
 
 import queue
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter
@@ -47,8 +48,8 @@ WorkerInit = Callable[[Any, int], Any]
 class Indices(BaseNode):
     """The index lists of a batch sampler.
 
-    Its state is that of the sampler's iterator if it has ``state_dict``, else the sampler's if it has that. It is
-    loaded into the sampler if it has ``load_state_dict``, else into an iterator. With any other sampler
+    Its state is that of the sampler's iterator if it has ``state_dict``, else the sampler's if it has that.
+    It is loaded into the sampler if it has ``load_state_dict``, else into an iterator. With any other sampler
     it counts, and what was drawn before is drawn again and dropped: the sampler must then repeat its order.
 
     The state after a pass has ended is that before the next one.
@@ -66,7 +67,7 @@ class Indices(BaseNode):
         self._loaded: State | None = None
 
     def load(self, state: State) -> None:
-        """Load a state into the sampler, so that a ``reset`` with the same object begins where it then stands.
+        """Load a state into the sampler; ``reset`` with the same object begins where the sampler stands.
 
         Raises:
             ValueError: it is of a sampler that keeps its state otherwise. And what the sampler raises.
@@ -74,8 +75,9 @@ class Indices(BaseNode):
         keeps = _where(self.batch_sampler)
         if (state["where"] == "count") != (keeps is None):
             raise ValueError(
-                f"{type(self.batch_sampler).__name__} {'has no' if keeps is None else 'has a'} state of its own, "
-                "other than the batch sampler the state was saved with. Load it with that one."
+                f"the batch sampler, {type(self.batch_sampler).__name__}, "
+                f"{'has no' if keeps is None else 'has a'} state of its own, other than that which the "
+                "state was saved with. Load it with that one."
             )
         if keeps == "sampler":
             self.batch_sampler.load_state_dict(state["state"])  # type: ignore[attr-defined]
@@ -161,7 +163,7 @@ class Map(BaseNode):
         self.source = source
         self.function = function
         self.name = name or getattr(function, "__name__", None) or type(self).__name__.lower()
-        self._steps: Steps | None = None
+        self._chain: tuple[BaseNode, list[Map], list[Callable[[Any], Any]]] | None = None
 
     def bind(self, worker: Worker) -> Callable[[Any], Any]:
         """The function that a worker runs on items; asked for once a worker."""
@@ -180,35 +182,21 @@ class Map(BaseNode):
 
     def next(self) -> Any:
         """The next item, through all functions from here back."""
-        if self._steps is None:
-            self._steps = Steps(self)
-        return self._steps.deliver(self._steps.run(next(self._steps.base)))
+        if self._chain is None:
+            base, stages = chain(self)
+            self._chain = base, stages, [stage.bind(Worker()) for stage in stages]
+        base, stages, steps = self._chain
+        item = next(base)
+        for step in steps:
+            item = step(item)
+        return deliver(stages, item)
 
     def get_state(self) -> State:
         """The source's state."""
         return {"source": self.source.state_dict()}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "source": None, "_steps": None}
-
-
-class Steps:
-    """A chain of :class:`Map` that ends in a node: what it starts from, and its functions for one worker."""
-
-    def __init__(self, node: BaseNode) -> None:
-        self.base, self.stages = chain(node)
-        worker = Worker()
-        self._steps = [(stage.name, stage.bind(worker)) for stage in self.stages]
-
-    def run(self, item: Any) -> Any:
-        """An item through all functions."""
-        for _, step in self._steps:
-            item = step(item)
-        return item
-
-    def deliver(self, item: Any) -> Any:
-        """What the consumer gets of it."""
-        return deliver(self.stages, item)
+        return {**self.__dict__, "source": None, "_chain": None}
 
 
 def chain(node: BaseNode) -> tuple[BaseNode, list[Map]]:
@@ -234,8 +222,9 @@ class Fetch(Map):
 
     Args:
         source: gives index lists.
-        dataset: has ``__getitem__``; used by all workers at a time, unless ``worker_init`` gives each its own.
-        worker_init: called with the dataset and the worker's number, once in each worker, before the first
+        dataset: has ``__getitem__``; used by all workers at a time, unless ``worker_init`` gives each its
+        own. worker_init: called with the dataset and the worker's number, once in each worker, before the
+        first
             sample; returns the dataset for this worker (None: the one it got). The place to open a
             file, to copy what is not thread-safe, and to take worker processes' own resources.
     """
@@ -291,7 +280,7 @@ class Collate(Map):
         collate = self.collate
         if not isinstance(collate, Packing):
             return collate
-        allocate = worker.allocate or (self.ring and self.ring.allocate)
+        allocate = worker.allocate or (None if self.ring is None else self.ring.allocate)
         return lambda samples: collate.pack(samples, allocate)
 
     def deliver(self, item: Any) -> Any:
@@ -358,12 +347,12 @@ class Parallel(BaseNode):
     """Runs the :class:`Map` nodes that its source ends in on workers; items keep their order.
 
     Workers draw from what the chain of maps starts from, one at a time, run an item through all
-    maps, and are ahead of the consumer by at most ``workers * prefetch`` items. The state is that after the last
-    item handed out, whatever was drawn ahead.
+    maps, and are ahead of the consumer by at most ``workers * prefetch`` items. The state is that after the
+    last item handed out, whatever was drawn ahead.
 
     ``ParallelMapper`` of torchdata does the same for one function with a thread more for reading and one for
-    sorting; on items that take a tenth of a millisecond this takes two thirds of its time, and in processes it
-    hands batches over in shared memory that is used again.
+    sorting; on items that take a tenth of a millisecond this takes two thirds of its time, and in processes
+    it hands batches over in shared memory that is used again.
 
     Args:
         source: the chain.
@@ -487,8 +476,8 @@ class Parallel(BaseNode):
             if isinstance(stage, Copy):
                 stage.transfer.finish()
 
-    def __del__(self) -> None:
-        if self.__dict__.get("_pool") is not None:
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self.__dict__.get("_pool") is not None and not finalizing():
             self.close()
 
     def _halt(self) -> None:

@@ -7,7 +7,8 @@
 
 Slots are owned here: who sends a task says where its result goes, so that nobody waits for memory inside a
 process. What waits is the feed: it permits so many batches that are not read yet. While the consumer holds so
-many that no slot is free, a task gets one that belongs to its thread, and the result is copied to fresh memory.
+many that no slot is free, a task gets one that belongs to its thread, and the result is copied to fresh
+memory.
 
 A process has no descriptor of another one's pipes. When this process ends, in whatever way, its workers find
 their tasks pipe closed, or its sentinel gone, and end too; nothing that they share has a name.
@@ -333,7 +334,9 @@ def _reply(steps: list[tuple[str, Callable[[Any], Any]]], order: Order, slot: _S
             value, nbytes = _ship(result, slot)
             return dumps(Reply(value, nbytes, seconds[1:]))
         except BaseException as raised:
-            raised.add_note(f"packload: batch {order.number}{describe(order.item)}, on its way to the consumer")
+            raised.add_note(
+                f"packload: batch {order.number}{describe(order.item)}, on its way to the consumer"
+            )
             error = raised
     return dumps(Reply(seconds=seconds[1:], error=_pickle_error(error)))
 

@@ -4,8 +4,9 @@ A :class:`SharedFile` is a file without a name: nothing is left of it when the l
 ends, however that happens. Every process maps it once. Who needs more room than there is makes it longer, and
 the other processes map it anew when they come to what lies behind the end of theirs.
 
-:func:`dump` and :func:`load` are pickle, with the bytes of arrays and tensors in one block of memory outside of
-the pickle (protocol 5). Each tensor ships its own elements only, whatever it is a view of, and no descriptor.
+:func:`dump` and :func:`load` are pickle, with the bytes of arrays and tensors in one block of memory outside
+of the pickle (protocol 5). Each tensor ships its own elements only, whatever it is a view of, and no
+descriptor.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class SharedFile:
 
     def __getstate__(self) -> Any:
         context.assert_spawning(self)
-        return reduction.DupFd(self._descriptor)  # type: ignore[attr-defined]
+        return reduction.DupFd(self._descriptor)
 
     def __setstate__(self, state: Any) -> None:
         self._descriptor = state.detach()
@@ -96,9 +97,7 @@ class SharedRing:
         lock: locks the pages of memory, so that devices can read it, and returns what unlocks them.
     """
 
-    def __init__(
-        self, slots: int, lock: Callable[[Bytes], Callable[[], None] | None] | None = None
-    ) -> None:
+    def __init__(self, slots: int, lock: Callable[[Bytes], Callable[[], None] | None] | None = None) -> None:
         self.slots = slots
         self.files = [SharedFile() for _ in range(slots)]
         self._free = deque(range(slots))
@@ -209,7 +208,9 @@ def dumps(value: Any) -> bytes:
 
 def load(dumped: Dumped, memory: Bytes) -> Any:
     """The object; its arrays and tensors lie in ``memory`` and keep it alive."""
-    return pickle.loads(dumped.pickle, buffers=[memory[start : start + size] for start, size in dumped.places])
+    return pickle.loads(
+        dumped.pickle, buffers=[memory[start : start + size] for start, size in dumped.places]
+    )
 
 
 class _Pickler(pickle.Pickler):
@@ -218,8 +219,8 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         if value.requires_grad and not value.is_leaf:
             raise pickle.PicklingError(
-                f"a tensor of shape {tuple(value.shape)} is part of an autograd graph, which cannot leave its "
-                "process: detach() it"
+                f"a tensor of shape {tuple(value.shape)} is part of an autograd graph, which cannot leave "
+                "its process: detach() it"
             )
         flat = value.detach().contiguous().reshape(-1)
         strides = tuple(itertools.accumulate(value.shape[:0:-1], operator.mul, initial=1))[::-1]

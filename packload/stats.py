@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from math import prod
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -13,11 +12,13 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from .batch import Batch
-from .block import Extents, Spec
+from .block import Spec
 from .feed import Seconds
 
 _KEPT = 4096
 """Times of a stage that are kept: those of so many batches last."""
+_TOGETHER = 256
+"""Batches whose sizes are counted in one go: what is gathered of a batch costs the loop a microsecond."""
 MOST_SHAPES = 1 << 16
 """Shapes that are told apart; more are not counted."""
 
@@ -45,7 +46,8 @@ class Stats:
             batches together, by the name of the axis or grid (``"n"``, ``"n x n"``).
         shapes: how many different shapes came: batch size, cells and longest sample of every axis and grid.
             What is compiled for fixed shapes is compiled so often.
-        copied_per_byte: bytes that were written into batches, once by collating, once more for each move, over
+        copied_per_byte: bytes that were written into batches, once by collating, once more for each move,
+        over
             bytes handed out. The copy to a device counts.
         overflows: batches that found no free slot and were made in fresh memory.
         stages: times of everything that is done, or waited for, for a batch:
@@ -92,8 +94,8 @@ class Stats:
             f"{self.batches} batches, {self.samples} samples, {self.skipped} skipped, {self.seconds:.2f} s",
             f"{self.samples_per_second:.0f} samples/s, {self.positions_per_second:.3g} positions/s, "
             f"{self.bytes_per_second / 1e6:.1f} MB/s",
-            f"occupancy {filled or '-'}; {self.shapes} shapes; {self.copied_per_byte:.2f} bytes copied per byte; "
-            f"{self.overflows} overflows",
+            f"occupancy {filled or '-'}; {self.shapes} shapes; {self.copied_per_byte:.2f} bytes copied per "
+            f"byte; {self.overflows} overflows",
         ]
         for name, times in self.stages.items():
             lines.append(
@@ -113,6 +115,8 @@ class Recorder:
         self._valid: dict[str, int] = {}
         self._padded: dict[str, int] = {}
         self._shapes: set[int] = set()
+        self._rows: dict[int, tuple[Spec, list[tuple[int, ...]]]] = {}
+        self._gathered = 0
         self._times: dict[str, deque[float]] = {}
         self._totals: dict[str, float] = {}
 
@@ -142,23 +146,35 @@ class Recorder:
         block = result._source if isinstance(result, Batch) else None
         if block is None:
             tensors = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
-            samples, nbytes = len(indices) if hasattr(indices, "__len__") else 0, sum(x.nbytes for x in tensors)
+            samples, nbytes = (
+                len(indices) if hasattr(indices, "__len__") else 0,
+                sum(x.nbytes for x in tensors),
+            )
         else:
             samples, nbytes = block.extents.batch_size, block.extents.nbytes
-            self._extents(block.spec, block.extents)
+            known = self._rows.get(id(block.spec)) or self._rows.setdefault(id(block.spec), (block.spec, []))
+            known[1].append((samples, *block.extents.cells, *block.extents.peaks))
+            self._gathered += 1
+            if self._gathered == _TOGETHER:
+                self._sizes()
         self._samples += samples
         self._bytes += nbytes
         self._copied += copies * nbytes
 
-    def _extents(self, spec: Spec, extents: Extents) -> None:
-        for part, cells in enumerate(extents.cells):
-            axes = spec.axes_of(part)
-            name = " x ".join(spec.axes[k] or "n" for k in axes)
-            padded = extents.batch_size * prod(extents.peaks[k] for k in axes)
-            self._valid[name] = self._valid.get(name, 0) + cells
-            self._padded[name] = self._padded.get(name, 0) + padded
-        if len(self._shapes) < MOST_SHAPES:
-            self._shapes.add(hash((extents.batch_size, *extents.cells, *extents.peaks)))
+    def _sizes(self) -> None:
+        """Count what was gathered of cells: valid, and padded to the longest sample of each batch."""
+        for spec, rows in self._rows.values():
+            numbers = np.array(rows, np.int64)
+            sizes, cells, peaks = numbers[:, 0], *np.split(numbers[:, 1:], 2, axis=1)
+            for part in range(spec.partitions):
+                axes = spec.axes_of(part)
+                name = " x ".join(spec.axes[k] or "n" for k in axes)
+                padded = int((sizes * peaks[:, list(axes)].prod(1)).sum())
+                self._valid[name] = self._valid.get(name, 0) + int(cells[:, part].sum())
+                self._padded[name] = self._padded.get(name, 0) + padded
+            self._shapes.update(hash(row) for row in rows[: MOST_SHAPES - len(self._shapes)])
+        self._rows.clear()
+        self._gathered = 0
 
     def stats(self, skipped: int, moved: int, overflows: int) -> Stats:
         """The figures.
@@ -168,6 +184,7 @@ class Recorder:
             moved: bytes that were copied besides.
             overflows: batches in fresh memory.
         """
+        self._sizes()
         return Stats(
             batches=self._batches,
             samples=self._samples,

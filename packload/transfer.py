@@ -7,13 +7,13 @@
     slot <- returned  <---- event --------|
 
 A :class:`Ring` lends slots of memory. A slot returns when the last view of it dies, be that a tensor, a slice
-of one, or what autograd kept: a batch that is kept stays valid. Who finds no slot free gets fresh memory, which
-is counted, and never waits.
+of one, or what autograd kept: a batch that is kept stays valid. Who finds no slot free gets fresh memory,
+which is counted, and never waits.
 
 A :class:`Transfer` copies batches to a device on one side stream. Nobody waits for a copy on the host: the
-consumer's stream waits for the copy's event, and the batch in host memory, with it its slot, is let go of once
-that event has completed. What of the device's memory is reused when is the business of its allocator, which is
-told that the consumer's stream uses the batch (``record_stream``).
+consumer's stream waits for the copy's event, and the batch in host memory, with it its slot, is let go of
+once that event has completed. What of the device's memory is reused when is the business of its allocator,
+which is told that the consumer's stream uses the batch (``record_stream``).
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Lease:
     """The right to use memory, held by every view of it; given back when the last one dies.
 
     An array made from it, ``numpy.asarray(lease)``, has the lease as its base, and so have its slices and the
-    storage of a tensor made from any of them. (A finalizer on an array would not do: the base of a slice is the
-    owner of the memory, not the array that was sliced.)
+    storage of a tensor made from any of them. (A finalizer on an array would not do: the base of a slice is
+    the owner of the memory, not the array that was sliced.)
 
     Args:
         memory: uint8 [n], kept alive.
@@ -316,7 +316,7 @@ def record_stream(batch: Any, stream: Any) -> None:
 
 
 def pinned(batch: Any) -> Any:
-    """A batch of any kind in page-locked memory; the batch itself without an accelerator or if it is there."""
+    """A batch of any kind in page-locked memory; itself without an accelerator, or if it is there."""
     if not torch.accelerator.is_available():
         return batch
     buffer = getattr(batch, "buffer", None)

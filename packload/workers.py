@@ -1,8 +1,8 @@
 """Workers: threads that run stages on what they draw of a feed, in this process or in one of their own.
 
-A thread of :class:`Threads` runs all stages itself. A thread of :class:`Processes` has a process for those that
-may run elsewhere, and runs the others: it sends a task and, so that the process never waits for it, the one
-after; what comes back lies in shared memory (see :class:`packload.shared.SharedRing`) and is not copied.
+A thread of :class:`Threads` runs all stages itself. A thread of :class:`Processes` has a process for those
+that may run elsewhere, and runs the others: it sends a task and, so that the process never waits for it, the
+one after; what comes back lies in shared memory (see :class:`packload.shared.SharedRing`) and is not copied.
 
 A worker thread that has nothing to do waits for a feed. Only :meth:`Threads.close` ends it.
 """
@@ -10,7 +10,6 @@ A worker thread that has nothing to do waits for a feed. Only :meth:`Threads.clo
 from __future__ import annotations
 
 import atexit
-import multiprocessing
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -61,10 +60,10 @@ class Stage(Protocol):
 def batch_seed() -> int:
     """A seed, below 2^63, for the randomness in the samples of the batch that the calling worker is at.
 
-    It follows from the loader's seed, the epoch and the number of the batch alone, whatever the number and kind
-    of workers. Worker threads share the generators of ``random``, ``numpy`` and ``torch``, so that the order
-    in which they draw from these is chance; a generator made from this seed is repeatable. (Worker processes
-    also seed those generators with it.)
+    It follows from the loader's seed, the epoch and the number of the batch alone, whatever the number and
+    kind of workers. Worker threads share the generators of ``random``, ``numpy`` and ``torch``, so that the
+    order in which they draw from these is chance; a generator made from this seed is repeatable. (Worker
+    processes also seed those generators with it.)
 
     Raises:
         RuntimeError: no batch is being made in this thread.
