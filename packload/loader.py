@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from .block import fresh_memory
 from .feed import Done
 from .nodes import Collate, Copy, Fetch, Indices, Mode, Parallel, Pin, WorkerInit
 from .stats import Recorder, Stats
-from .transfer import Arriving, Ring, fresh_memory, streams_of
+from .transfer import Arriving, Ring, streams_of
 
 State = dict[str, Any]
 _VERSION = 1

@@ -36,9 +36,9 @@ import torch
 from torch import Tensor
 
 from .batch import Batch
+from .block import Bytes, fresh_memory
 from .feed import Done, Feed, Seconds, Task
 from .shared import Dumped, SharedFile, SharedRing, dump, dumps, load
-from .transfer import Bytes, fresh_memory
 from .workers import Stage, Threads, Worker, batch_seed, describe, run
 
 Key = tuple[int, ...]

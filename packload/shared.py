@@ -27,7 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .transfer import ALIGNMENT, Bytes, Lease
+from .block import ALIGNMENT, Bytes
+from .transfer import Lease
 
 Ints = tuple[int, ...]
 

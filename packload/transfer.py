@@ -27,22 +27,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 import torch.utils._pytree as pytree
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data._utils.pin_memory import pin_memory
 
-ALIGNMENT = 64
+from .block import Bytes, fresh_memory
+
 _ROOM = 8
 """A slot that grows gets one part in this many more than was asked for."""
 
-Bytes = NDArray[np.uint8]
-
-
-def fresh_memory(nbytes: int) -> Bytes:
-    """New memory, uint8 [nbytes], that begins at a multiple of 64 bytes."""
-    block = np.empty(nbytes + ALIGNMENT, np.uint8)
-    skip = -block.ctypes.data % ALIGNMENT
-    return block[skip : skip + nbytes]
 
 
 class Lease:

@@ -21,8 +21,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from .block import Bytes
 from .feed import Done, Feed, Seconds, Task
-from .transfer import Bytes
 
 PATIENCE = 4.0
 """Seconds that workers have to end what they are at, before processes are killed and threads left alone."""
