@@ -9,7 +9,9 @@
 Everything wrong with samples is a :class:`CollateError`.
 
 :class:`RandomBatchSampler`, :class:`BucketBatchSampler`, :class:`BudgetBatchSampler` and, for evaluation,
-:class:`FixedBatchSampler` plan batches from lengths; :mod:`packload.cost` says what a sample is charged.
+:class:`FixedBatchSampler` plan batches from lengths; :mod:`packload.cost` says what a sample is charged. :class:`Loader` makes batches
+ahead of the loop, on threads or in processes, in memory that is used again, and copies them to a device.
+
 """
 
 from . import cost
@@ -18,6 +20,7 @@ from .batch import Batch
 from .collate import Collate, collate
 from .errors import CollateError
 from .infer import infer_schema
+from .loader import Loader
 from .plan import (
     BucketBatchSampler,
     BudgetBatchSampler,
@@ -27,6 +30,7 @@ from .plan import (
     RandomBatchSampler,
 )
 from .schema import ragged
+from .workers import batch_seed
 
 __version__ = "0.1.0"
 __all__ = [
@@ -39,9 +43,11 @@ __all__ = [
     "CutDataset",
     "FixedBatchSampler",
     "Grid",
+    "Loader",
     "PackedTensor",
     "Piece",
     "RandomBatchSampler",
+    "batch_seed",
     "collate",
     "cost",
     "infer_schema",
