@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 from . import draw
 from .policy import Policy
 from .units import Units
-from .window import Window, deal, even, select
+from .window import Span, Window, deal, even, select
 
 Array = NDArray[Any]
 
 KEEP = 2**24
 """Units whose windows are kept: what was planned to count steps need not be planned again."""
+
+KEEP_SPANS = 2**16
+"""Windows whose numbers are kept."""
 
 
 @dataclass(eq=False)
@@ -40,6 +43,7 @@ class Planner:
     drop_last: bool = False
     _orders: dict[int, Array] = field(default_factory=dict, repr=False)
     _windows: OrderedDict[tuple[int, int, int], Window] = field(default_factory=OrderedDict, repr=False)
+    _spans: dict[tuple[int, int, int], Span] = field(default_factory=dict, repr=False)
 
     def order(self, epoch: int) -> Array:
         """[count]: the order of all units in an epoch."""
@@ -68,6 +72,15 @@ class Planner:
         self._windows.move_to_end(key)
         return self._windows[key]
 
+    def span(self, epoch: int, cursor: int, ranks: int) -> Span:
+        """The end and the numbers of a window; it is planned if it was not yet."""
+        key = (epoch, cursor, ranks)
+        if key not in self._spans:
+            if len(self._spans) == KEEP_SPANS:
+                self._spans.clear()
+            self._spans[key] = self.window(*key).span
+        return self._spans[key]
+
     def _plan(self, epoch: int, cursor: int, ranks: int) -> Window:
         policy, table = self.policy, self.units
         bins = policy.cut(table, self.order(epoch)[cursor:], ranks, self.drop_last)
@@ -91,4 +104,4 @@ class Planner:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_orders": {}, "_windows": OrderedDict()}
+        return {**self.__dict__, "_orders": {}, "_windows": OrderedDict(), "_spans": {}}

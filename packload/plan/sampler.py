@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Self
@@ -15,7 +17,7 @@ from .planner import Planner
 from .policy import Policy
 from .state import Position, digest, read, write
 from .units import Item, Oversize, Units, make_units
-from .window import Window
+from .window import Span, Window
 
 _RECIPE = (
     "A plan deals batches to ranks by itself: keep the framework from sharding its loader again (Lightning: "
@@ -125,8 +127,8 @@ class PlanSampler(Sampler[list[Item]]):
         Samples ``skipped``, ``alone``, ``split`` (to so many ``pieces``) and ``truncated`` because they are
         above the budget; units ``dropped`` from the epoch under way and ``repeated`` in it.
         """
-        ends = [(window.dropped, window.repeated) for window in self.windows()]
-        dropped, repeated = (sum(column) for column in zip(*ends)) if ends else (0, 0)
+        spans = [span for _, span in self._walk(self._here(self._begin))]
+        dropped, repeated = sum(span.dropped for span in spans), sum(span.repeated for span in spans)
         return {**self.plan.units.counts, "dropped": dropped, "repeated": repeated}
 
     def windows(self, epoch: int | None = None) -> Iterator[Window]:
@@ -135,13 +137,8 @@ class PlanSampler(Sampler[list[Item]]):
         Args:
             epoch: any; by default the one under way, from where this run began in it.
         """
-        return self._windows_from(self._here(self._begin if epoch is None else Position(epoch)))
-
-    def _windows_from(self, at: Position) -> Iterator[Window]:
-        while at.cursor < self.plan.units.count:
-            window = self.plan.window(at.epoch, at.cursor, at.world_size)
-            yield window
-            at = at.after(window)
+        begin = self._here(self._begin if epoch is None else Position(epoch))
+        return (self.plan.window(at.epoch, at.cursor, at.world_size) for at, _ in self._walk(begin))
 
     def set_epoch(self, epoch: int) -> None:
         """Serve an epoch next, from its beginning; or from where a loaded state stands in it.
@@ -153,7 +150,7 @@ class PlanSampler(Sampler[list[Item]]):
 
     def __len__(self) -> int:
         """Steps of the epoch under way, those before a resume included."""
-        return self._begin.served + sum(window.steps for window in self.windows())
+        return self._begin.served + sum(span.steps for _, span in self._walk(self._here(self._begin)))
 
     def __iter__(self) -> PlanIterator:
         self._check_owner(sys._getframe(1).f_locals.get("self"))
@@ -201,7 +198,7 @@ class PlanSampler(Sampler[list[Item]]):
         """Whether the epoch's last batch was handed out: not all who take it ask for one more."""
         if self._live is None or self._live.position.step:
             return False
-        return not any(window.steps for window in self._windows_from(self._live.position))
+        return not any(span.steps for _, span in self._walk(self._live.position))
 
     def _write(self, position: Position) -> dict[str, Any]:
         return write(position, self.seed, self._identity)
@@ -222,6 +219,14 @@ class PlanSampler(Sampler[list[Item]]):
 
     def _next(self) -> Position:
         """Where the next iteration begins."""
+        launched = os.environ.get("WORLD_SIZE", "1")
+        if self._world_size is None and not _distributed() and launched not in ("", "0", "1"):
+            warnings.warn(
+                f"WORLD_SIZE is {launched}, and torch.distributed is not set up: every process serves all "
+                "samples. Set it up before the loader is used, or give rank and world_size.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         return self._here(Position(self._begin.epoch + 1) if self._all_served() else self._begin)
 
     def _after(self, consumed: int) -> Position:
@@ -232,12 +237,19 @@ class PlanSampler(Sampler[list[Item]]):
                 f"consumed={consumed}: {handed} batches of epoch {self.epoch} were handed out, {self.step} "
                 "of them before this run. Count the batches of this epoch that were used, those included."
             )
-        at = self._here(self._begin)
-        for window in self.windows():
-            if consumed < at.served + window.steps:
+        end = self._here(self._begin)
+        for at, span in self._walk(end):
+            if consumed < at.served + span.steps:
                 return replace(at, step=consumed - at.served)
-            at = at.after(window)
-        return at
+            end = at.after(span)
+        return end
+
+    def _walk(self, at: Position) -> Iterator[tuple[Position, Span]]:
+        """The windows of an epoch from a position in it on: where each begins, and its numbers."""
+        while at.cursor < self.plan.units.count:
+            span = self.plan.span(at.epoch, at.cursor, at.world_size)
+            yield at, span
+            at = at.after(span)
 
     def _check_owner(self, owner: Any) -> None:
         """Look at who asks for an iterator, and refuse what would go wrong in silence."""
@@ -288,10 +300,10 @@ class PlanIterator(Iterator[list[Item]]):
                 raise StopIteration
             window = self._window = sampler.plan.window(at.epoch, at.cursor, at.world_size)
             if not window.steps:
-                at = at.after(window)
+                at = at.after(window.span)
         cell = window.cell(at.step, sampler.rank)
         at = replace(at, step=at.step + 1)
-        live.position = at.after(window) if at.step == window.steps else at
+        live.position = at.after(window.span) if at.step == window.steps else at
         return cell
 
     def state_dict(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .window import Window
+from .window import Span
 
 VERSION = 1
 """To be raised whenever the same arguments give another plan: a state is a place in a plan."""
@@ -46,10 +46,10 @@ class Position:
         """Steps done in the epoch."""
         return self.served + self.step
 
-    def after(self, window: Window) -> Position:
-        """The position at the end of a window."""
-        end, steps = window.end, self.served + window.steps
-        return replace(self, cursor=end, window=self.window + 1, step=0, served=steps)
+    def after(self, window: Span) -> Position:
+        """The position at the end of a window that begins at the cursor."""
+        steps = self.served + window.steps
+        return replace(self, cursor=window.end, window=self.window + 1, step=0, served=steps)
 
 
 _PLACE = tuple(f.name for f in fields(Position))

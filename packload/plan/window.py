@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,15 @@ class Bins:
 
     def __len__(self) -> int:
         return len(self.splits) - 1
+
+
+class Span(NamedTuple):
+    """What of a window is needed to count: see :class:`Window`."""
+
+    end: int
+    steps: int
+    dropped: int
+    repeated: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +78,11 @@ class Window:
         """The batch of a rank in a step: sample indices, and a Piece where a sample was cut."""
         c = step * self.ranks + rank
         return self.table.items(self.units[self.splits[c] : self.splits[c + 1]])
+
+    @property
+    def span(self) -> Span:
+        """Its end and its numbers."""
+        return Span(self.end, self.steps, self.dropped, self.repeated)
 
     @property
     def sizes(self) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from collections import Counter
 from fractions import Fraction
 
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 
 import packload
 from packload import BucketBatchSampler, BudgetBatchSampler, FixedBatchSampler, Piece, RandomBatchSampler
+from packload.plan import planner
 from packload.plan.policy import STEPS
 from tests.packload.plan.plans import POLICIES, all_ranks, occurrences, some_lengths
 
@@ -385,3 +387,21 @@ def test_a_batch_sampler_given_as_sampler_is_refused():
 def test_a_sampler_can_be_copied_and_pickled(name):
     sampler = POLICIES[name](some_lengths(50))
     assert list(pickle.loads(pickle.dumps(sampler))) == list(copy.deepcopy(sampler)) == list(sampler)
+
+
+def test_processes_that_do_not_know_of_each_other_are_warned(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.warns(RuntimeWarning, match="every process serves all samples"):
+        list(RandomBatchSampler([1] * 10, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(RandomBatchSampler([1] * 10, 2, rank=0, world_size=1))
+
+
+def test_windows_that_are_not_kept_are_planned_again(monkeypatch, small_windows):
+    monkeypatch.setattr(planner, "KEEP", 50)
+    monkeypatch.setattr(planner, "KEEP_SPANS", 3)
+    for name in POLICIES:
+        sampler, lengths = POLICIES[name](some_lengths(3000)), some_lengths(3000)
+        assert len(sampler) == len(list(sampler)) == len(list(POLICIES[name](lengths)))
+        assert sampler.state_dict(consumed=len(sampler))["cursor"] == 3000
