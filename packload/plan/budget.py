@@ -51,9 +51,9 @@ class Budget(Policy):
         """See :class:`Policy`."""
         most = STEPS * ranks
         last = measure(units, rest, 2 * most) is None
-        if self.padded:
-            return _padded(units, rest if last else rest[: measure(units, rest, most)])
         stretch = rest if last else rest[: measure(units, rest, most)]
+        if self.padded:
+            return _padded(units, stretch if last else stretch[: len(stretch) // ranks * ranks])
         if last:
             most = len(rest)
         if self.large:

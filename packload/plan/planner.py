@@ -83,8 +83,9 @@ class Planner:
 
     def _plan(self, epoch: int, cursor: int, ranks: int) -> Window:
         policy, table = self.policy, self.units
-        bins = policy.cut(table, self.order(epoch)[cursor:], ranks, self.drop_last)
-        bins = even(bins, ranks, self.drop_last, table, policy.padded)
+        rest = self.order(epoch)[cursor:]
+        bins = policy.cut(table, rest, ranks, self.drop_last)
+        bins = even(bins, ranks, self.drop_last and bins.taken == len(rest), table, policy.padded)
         costs, weights = table.weigh(bins.units, bins.splits, policy.padded)
         if policy.deals:
             cells = deal(weights, ranks, (self.seed, epoch, cursor))

@@ -37,7 +37,8 @@ class Policy(ABC):
         """Take a window's worth of units from the front of ``rest`` and put them into bins.
 
         A pure function. It takes all that is left if that is less than two windows, so that an epoch's last
-        window is no stump.
+        window is no stump. Else it makes a multiple of ``ranks`` bins, or takes such a number of units, so
+        that bins can be halved to one.
 
         Args:
             units: all units.

@@ -7,10 +7,11 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from operator import index
 from typing import Any, Self
 
 import torch.distributed as dist
-from torch.utils.data import Sampler
+from torch.utils.data import BatchSampler, Sampler
 
 from .caps import Budget, Costs, count_of, make_caps, read_lengths
 from .planner import Planner
@@ -168,7 +169,7 @@ class PlanSampler(Sampler[list[Item]]):
             ValueError: ``consumed`` is less than ``step``, or more than was handed out.
         """
         if consumed is not None:
-            return self._write(self._after(consumed))
+            return self._write(self._after(index(consumed)))
         if self._live is None:
             return self._write(self._next())
         # Loaders of torchdata ask right after they took a batch, and keep the answer until it is used.
@@ -253,11 +254,13 @@ class PlanSampler(Sampler[list[Item]]):
 
     def _check_owner(self, owner: Any) -> None:
         """Look at who asks for an iterator, and refuse what would go wrong in silence."""
+        if not isinstance(owner, BatchSampler):
+            return
         if getattr(owner, "num_processes", 1) > 1 and getattr(owner, "batch_sampler", None) is self:
             if self.world_size > 1:
                 taken = f"{type(owner).__name__} deals out what is one rank's of {self.world_size} already"
                 raise RuntimeError(f"{taken}. {_RECIPE}")
-        elif getattr(owner, "sampler", None) is self and getattr(owner, "batch_size", None) is not None:
+        elif getattr(owner, "sampler", None) is self:
             raise TypeError(
                 f"{type(self).__name__} yields batches: give it as batch_sampler=, not as sampler=."
             )
@@ -344,6 +347,8 @@ def _distributed() -> bool:
 def _check_ranks(rank: int | None, world_size: int | None) -> tuple[int | None, int | None]:
     if (rank is None) != (world_size is None):
         raise ValueError(f"give both rank and world_size, or neither; got {rank} and {world_size}.")
-    if rank is not None and world_size is not None and not 0 <= rank < world_size:
+    if rank is None or world_size is None:
+        return None, None
+    if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is not one of {world_size} ranks.")
-    return rank, world_size
+    return int(rank), int(world_size)

@@ -17,7 +17,7 @@ DIGESTS = {
     "bucket": "74f33a0bc50b4e417bf2c0ec",
     "budget_of_small_samples": "4f8e81bdb7f731460753f784",
     "budget_of_large_samples": "b57e1e5a8355263d3360ce40",
-    "budget_padded": "600f45ae8247f8a99374a20f",
+    "budget_padded": "43e0a8b29e277136f7ab5641",
     "several_budgets": "011995975591f5dbbac91716",
     "budget_in_fractions": "62cf3f4cc6910996da628dfa",
     "fixed": "3184fafc41204b62effc505c",

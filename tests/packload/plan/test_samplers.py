@@ -73,6 +73,7 @@ def test_an_epoch_of_many_windows(name, ranks, drop_last):
     assert len(np.unique(seen)) == len(lengths) - sampler.counts["dropped"]
     assert sampler.counts["dropped"] <= ranks * 1000 and sampler.counts["repeated"] < ranks
     assert all((window.sizes > 0).all() for window in windows)
+    assert all(window.dropped == window.repeated == 0 for window in windows[:-1])
     batch = list(sampler)[windows[0].steps]
     assert batch == windows[1].cell(0, 0)
 
@@ -299,6 +300,16 @@ def test_epochs_and_seeds_differ_and_each_is_the_same_again(name):
         assert epoch(0) != epoch(0, seed=1)
     sampler = POLICIES[name](lengths)
     assert [list(sampler), list(sampler), list(sampler)] == [epoch(0), epoch(1), epoch(2)]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("lengths", [[37] * 300, [40, 3, 40] * 100, [60, 0, 25, 36] * 75])
+def test_nothing_is_dropped_or_repeated_before_an_epochs_last_step(small_windows, lengths, padded, drop_last):
+    sampler = BudgetBatchSampler(lengths, 60, padded=padded, drop_last=drop_last, rank=0, world_size=3)
+    *windows, last = sampler.windows()
+    assert windows and all(window.dropped == window.repeated == 0 for window in windows)
+    assert last.repeated == 0 and last.dropped <= 2 * 100
 
 
 def test_fewer_samples_than_ranks_are_repeated_or_dropped():

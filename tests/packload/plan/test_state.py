@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from torchdata.nodes import Loader, SamplerWrapper
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+import packload
 from packload import BudgetBatchSampler, RandomBatchSampler
 from packload.plan import PlanSampler
 from tests.packload.plan.plans import POLICIES, some_lengths
@@ -343,6 +344,22 @@ def test_a_stateful_dataloader_saved_after_an_epoch_goes_on_with_the_next(count)
     again = StatefulDataLoader(Samples(), batch_sampler=make(), num_workers=count, collate_fn=list)
     again.load_state_dict(state)
     assert list(again) == epochs[1]
+
+
+@pytest.mark.parametrize(
+    ("count", "mode"), [(0, "thread"), (3, "thread"), pytest.param(2, "process", marks=pytest.mark.slow)]
+)
+def test_a_loader_is_exact_by_itself_whatever_it_is_resumed_with(count, mode):
+    expected = make()
+    whole, following = list(expected), list(expected)
+    for stop in (0, 5, len(whole) - 1, len(whole)):
+        with packload.Loader(Samples(), make(), list, workers=2) as first:
+            assert list(islice(first, stop)) == whole[:stop]
+            state = through_json(first.state_dict())
+        with packload.Loader(Samples(), make(), list, workers=count, mode=mode, context="fork") as again:
+            again.load_state_dict(state)
+            assert list(again) == whole[stop:]
+            assert list(again) == following
 
 
 def test_nodes_of_torchdata_are_exact_by_themselves():
