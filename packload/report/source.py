@@ -1,0 +1,126 @@
+"""Lengths by name: a CSV or NumPy file, or a data set that a module holds."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from packload.plan.leaves import as_lengths
+from packload.plan.lengths import lengths
+
+
+class SourceError(ValueError):
+    """Lengths cannot be read from what was named; the message says what to name instead."""
+
+
+def read_lengths(source: str | Path, columns: Sequence[str] = ()) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Read lengths from a file or a data set.
+
+    Args:
+        source: a ``.csv``, ``.tsv`` (either also ``.gz``) or ``.npy`` file, or ``module:attribute``: a data
+            set, or what returns one when called without arguments.
+        columns: the columns of a file, by their header or position, or the fields of a data set. By
+            default the one that holds whole numbers, or the one that varies.
+
+    Returns:
+        int64 [N] or [N, k], as :func:`packload.lengths` has it, and the names of the columns.
+
+    Raises:
+        SourceError: there is no such file, data set or column, or it is not plain which column is meant.
+    """
+    path = Path(source)
+    kind = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"][-1:]
+    if path.exists() or kind in ([".csv"], [".tsv"], [".npy"]):
+        if not path.is_file():
+            raise SourceError(f"{source}: there is no such file.")
+        if kind == [".npy"]:
+            return _from_array(path, columns)
+        return _from_table(path, columns, "\t" if kind == [".tsv"] else ",")
+    return _from_module(str(source), columns)
+
+
+def _from_table(path: Path, columns: Sequence[str], delimiter: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    opened: Any = gzip.open if path.suffix.lower() == ".gz" else open
+    try:
+        with opened(path, "rt", newline="") as file:
+            rows = csv.reader(file, delimiter=delimiter)
+            first, second = next(rows, []), next(rows, [])
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise SourceError(f"{path}: cannot be read as a table of text: {error}") from error
+    headed = not all(_is_whole(cell) for cell in first)
+    names = [cell.strip() for cell in first] if headed else [str(i) for i in range(len(first))]
+    if not names or (headed and not second):
+        raise SourceError(f"{path}: the table has no rows.")
+    whole = [name for name, cell in zip(names, second if headed else first) if _is_whole(cell)]
+    chosen = _choose(path, columns, names, whole)
+    try:
+        rows = np.loadtxt(
+            path,
+            dtype=np.int64,
+            delimiter=delimiter,
+            skiprows=int(headed),
+            usecols=[names.index(name) for name in chosen],
+            quotechar='"',
+            comments=None,
+            ndmin=2,
+        )
+        return as_lengths(rows, str(path)), chosen
+    except ValueError as error:
+        raise SourceError(f"{path}: columns {list(chosen)} must hold whole numbers: {error}") from error
+
+
+def _is_whole(cell: str) -> bool:
+    return cell.strip().lstrip("+-").isdigit()
+
+
+def _choose(path: Path, columns: Sequence[str], names: list[str], whole: list[str]) -> tuple[str, ...]:
+    missing = [name for name in columns if name not in names]
+    if missing:
+        raise SourceError(f"{path} has no column {missing[0]!r}; it has {names}.")
+    if columns:
+        return tuple(columns)
+    if len(whole) != 1:
+        found = "no column of whole numbers" if not whole else f"the columns of whole numbers {whole}"
+        raise SourceError(
+            f"{path} has {found} (of {names}): choose with --column NAME, or several for samples of several "
+            "sizes: --column height --column width."
+        )
+    return (whole[0],)
+
+
+def _from_array(path: Path, columns: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+    try:
+        array = as_lengths(np.load(path, allow_pickle=False), str(path))
+    except (ValueError, EOFError) as error:
+        raise SourceError(f"{path}: {error}") from error
+    if array.ndim == 1:
+        array = array[:, None]
+    names = [str(i) for i in range(array.shape[1])]
+    chosen = _choose(path, columns, names, names)
+    return as_lengths(array[:, [names.index(name) for name in chosen]], str(path)), chosen
+
+
+def _from_module(source: str, columns: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+    module, colon, attribute = source.partition(":")
+    if not colon or not attribute:
+        raise SourceError(
+            f"{source!r} is neither a file nor module:attribute. Give a .csv or .npy file of lengths, or where a "
+            "data set is found, e.g. mypackage.data:train."
+        )
+    try:
+        found: Any = importlib.import_module(module)
+        for name in attribute.split("."):
+            found = getattr(found, name)
+    except (ImportError, AttributeError) as error:
+        raise SourceError(f"{source}: {error}") from error
+    dataset = found if hasattr(found, "__getitem__") and not isinstance(found, type) else found()
+    if not columns:
+        return lengths(dataset), ("length",)
+    found = lengths(dataset, list(columns))
+    return as_lengths(np.column_stack(list(found.values())), source), tuple(columns)
