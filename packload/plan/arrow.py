@@ -72,8 +72,8 @@ def _checked(rows: np.ndarray, read: Reading | None) -> list[np.ndarray]:
     null = (rows < 0).any(1)
     if null.any():
         raise CollateError(
-            f"sample {int(null.argmax())}: its entry is null, so it has no length (as in {int(null.sum())} of "
-            f"{len(rows)} samples). Store an empty list, or filter such samples out."
+            f"sample {int(null.argmax())}: its entry is null and has no length, as in {int(null.sum())} of "
+            f"{len(rows)} samples. Store an empty list, or filter such samples out."
         )
     return [rows[:, 0]] if read is None else read.split(rows)
 
@@ -97,6 +97,7 @@ def _type_signature(kind: Any) -> Hashable:
     if types.is_struct(kind) and not rank:
         return ("image", 3) if _is_image(kind) else _signature(kind)
     numbers = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+    numbers = numbers or (rank > 0 and types.is_null(kind))  # lists that are all empty
     return ("data", rank) if numbers else ("text", 0)
 
 
@@ -160,7 +161,7 @@ def _dims(array: Any, leaf: Leaf, start: int) -> list[np.ndarray]:
 
 
 def _one_size(inner: np.ndarray, count: np.ndarray, leaf: Leaf, start: int, depth: int) -> np.ndarray:
-    """The one size that a sample's lists of a depth have: [N] of inner lengths, ``count`` of them a sample."""
+    """The one size that a sample's lists of a depth have: [N] of inner lengths, ``count`` a sample."""
     sizes = np.zeros(len(count), np.int64)
     some = np.flatnonzero(count)
     if len(some):
@@ -169,8 +170,8 @@ def _one_size(inner: np.ndarray, count: np.ndarray, leaf: Leaf, start: int, dept
         if (least != most).any():
             i = int((least != most).argmax())
             raise CollateError(
-                f"sample {start + some[i]}, field '{leaf.path}': lists of {least[i]} and of {most[i]} entries "
-                f"side by side at depth {depth}. Make it rectangular."
+                f"sample {start + some[i]}, field '{leaf.path}': lists of {least[i]} and of {most[i]} "
+                f"entries side by side at depth {depth}. Make it rectangular."
             )
         sizes[some] = most
     return sizes

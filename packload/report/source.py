@@ -110,8 +110,8 @@ def _from_module(source: str, columns: Sequence[str]) -> tuple[np.ndarray, tuple
     module, colon, attribute = source.partition(":")
     if not colon or not attribute:
         raise SourceError(
-            f"{source!r} is neither a file nor module:attribute. Give a .csv or .npy file of lengths, or where a "
-            "data set is found, e.g. mypackage.data:train."
+            f"{source!r} is neither a file nor module:attribute. Give a .csv or .npy file of lengths, or "
+            "where a data set is found, e.g. mypackage.data:train."
         )
     try:
         found: Any = importlib.import_module(module)
