@@ -9,8 +9,8 @@
 Everything wrong with samples is a :class:`CollateError`.
 
 :class:`RandomBatchSampler`, :class:`BucketBatchSampler`, :class:`BudgetBatchSampler` and, for evaluation,
-:class:`FixedBatchSampler` plan batches from lengths; :mod:`packload.cost` says what a sample is charged.
-:class:`Loader` makes batches ahead of the loop, on threads or in processes, in memory that is used again,
+:class:`FixedBatchSampler` plan batches from lengths, which :func:`lengths` reads; :mod:`packload.cost` says
+what a sample is charged. :class:`Loader` makes batches ahead of the loop, on threads or in processes, in memory that is used again,
 and copies them to a device.
 """
 
@@ -29,6 +29,7 @@ from .plan import (
     Piece,
     RandomBatchSampler,
 )
+from .plan.lengths import lengths
 from .schema import ragged
 from .workers import batch_seed
 
@@ -51,5 +52,6 @@ __all__ = [
     "collate",
     "cost",
     "infer_schema",
+    "lengths",
     "ragged",
 ]

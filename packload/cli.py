@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 import packload
+from packload.report import command as policies_command
 
 try:
     from packload.demo.run import Settings, run
@@ -16,6 +17,15 @@ except ModuleNotFoundError as error:
     _DEMO_INSTALLED = False
 else:
     _DEMO_INSTALLED = True
+
+try:
+    from packload.report.picture import save_picture
+except ModuleNotFoundError as error:
+    if error.name is None or error.name.partition(".")[0] != "matplotlib":
+        raise
+    _PLOT_INSTALLED = False
+else:
+    _PLOT_INSTALLED = True
 
 app = typer.Typer(help="Packed batches for PyTorch.", no_args_is_help=True, pretty_exceptions_enable=False)
 console = Console()
@@ -56,5 +66,37 @@ def demo(
     try:
         run(settings, console)
     except FileNotFoundError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+
+
+@app.command()
+def policies(
+    source: Annotated[
+        str, typer.Argument(help="Lengths: a .csv or .npy file, or a data set as module:attribute.")
+    ],
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a random and of a bucketed batch.")],
+    budget: Annotated[float, typer.Option(help="What a batch filled to a budget costs at most.")],
+    world_size: Annotated[int, typer.Option(min=1, help="Number of ranks.")] = 1,
+    column: Annotated[
+        list[str] | None, typer.Option(help="Column of the file, or field; again for samples of two sizes.")
+    ] = None,
+    cost: Annotated[str | None, typer.Option(help=policies_command.COST_HELP)] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the plans.")] = 0,
+    oversize: Annotated[
+        str, typer.Option(help=f"Samples above the budget: {', '.join(policies_command.OVERSIZE)}.")
+    ] = "raise",
+    picture: Annotated[Path | None, typer.Option(help="A picture to draw, e.g. policies.png.")] = None,
+) -> None:
+    """Compare random, bucketed and budget batches on the lengths of your data."""
+    if picture is not None and not _PLOT_INSTALLED:
+        typer.echo("a picture needs matplotlib: pip install 'packload[plot]'", err=True)
+        raise typer.Exit(1)
+    options = policies_command.Options(
+        source, column or (), batch_size, budget, world_size, cost, seed, oversize, picture
+    )
+    try:
+        policies_command.run(options, console, save_picture if picture is not None else None)
+    except (policies_command.SourceError, packload.CollateError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None

@@ -8,7 +8,7 @@ dim, so its measure is B times that of these lengths.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,11 +109,12 @@ class Figures:
         name: of the policy.
         steps: an epoch's steps on each rank.
         samples: samples served by all ranks.
-        dropped: samples of the data set that are not served.
+        dropped: samples that are not served, those apart that were skipped as oversize.
         repeated: entries beyond a sample's first.
         occupancy: see :func:`occupancy`, of cells.
         cost_occupancy: the same of costs.
         padding: see :func:`padding`, in cells.
+        oversize: what became of samples above the budget: for each word how many, of a plan's ``counts``.
         fill: the mean of :func:`fill`; None without a budget.
         largest_cells: the most valid cells in a batch.
         largest_padded: the most cells of a batch when padded.
@@ -134,6 +135,7 @@ class Figures:
     occupancy: float
     cost_occupancy: float
     padding: float
+    oversize: Mapping[str, int]
     fill: float | None
     largest_cells: int
     largest_padded: int
@@ -153,6 +155,7 @@ def figures(
     cost: Measure = cells,
     budget: float | None = None,
     seconds: float = float("nan"),
+    oversize: Mapping[str, int] | None = None,
 ) -> Figures:
     """All figures of what was served.
 
@@ -161,6 +164,7 @@ def figures(
         cost: what a sample is charged, of lengths [M] or [M, k].
         budget: the most that a batch may cost, if it was planned by one.
         seconds: what planning took.
+        oversize: what became of samples above the budget.
     """
     costs = cost(lengths)
     distinct = len(np.unique(served.indices))
@@ -174,6 +178,7 @@ def figures(
         occupancy=occupancy(served, lengths),
         cost_occupancy=occupancy(served, lengths, cost),
         padding=padding(served, lengths),
+        oversize={what: count for what, count in (oversize or {}).items() if count},
         fill=float(fill(served, costs, budget).mean()) if budget and served.batches else None,
         largest_cells=_most(served.sums(cells(lengths))),
         largest_padded=_most(padded_measure(served, lengths)),

@@ -5,108 +5,81 @@ It needs matplotlib, ``pip install 'packload[plot]'``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from packload.report.metrics import Measure, cells, fill, slowest
-from packload.report.served import Served
+from packload.report.compare import Result, Settings
+from packload.report.metrics import cells, fill, slowest
 
-_COLOURS = ("#8a93a3", "#e08a1e", "#2a6fdb", "#3a9b5c", "#a44ec2")
+_COLOURS = ("#8a93a3", "#e08a1e", "#2a6fdb")
 _BINS = 60
 
 
-@dataclass(frozen=True)
-class Scene:
-    """What is drawn.
-
-    Attributes:
-        title: of the picture.
-        unit: what a length counts.
-        lengths: of all samples, int64 [N] or [N, k].
-        served: what each policy serves, by its name.
-        cost: what a sample is charged.
-        budget: of a batch.
-    """
-
-    title: str
-    unit: str
-    lengths: np.ndarray
-    served: Mapping[str, Served]
-    cost: Measure
-    budget: float
-
-
-def save_picture(scene: Scene, path: Path | str) -> None:
+def save_picture(
+    lengths: np.ndarray, results: Sequence[Result], settings: Settings, title: str, path: Path | str
+) -> None:
     """Draw three panels to a file, of the type that its suffix names.
 
     From the left: a histogram of lengths (of cells, for samples of several sizes); the share of batches by
     cost over budget; for the share of steps on the horizontal axis, sorted, the cost of the slowest rank
     over the mean.
 
+    Args:
+        lengths: of all samples, int64 [N] or [N, k].
+        results: of the policies.
+        settings: that they were compared at.
+
     Raises:
         ValueError: the suffix names no type of picture.
     """
     figure = Figure(figsize=(14, 4), layout="constrained")
-    lengths, fills, ranks = figure.subplots(1, 3)
-    _draw_lengths(lengths, scene)
-    _draw_fill(fills, scene)
-    _draw_ranks(ranks, scene)
-    figure.suptitle(scene.title)
+    one, two, three = figure.subplots(1, 3)
+    _draw_lengths(one, lengths)
+    _draw_fill(two, results, settings)
+    _draw_ranks(three, results, settings)
+    figure.suptitle(title)
     figure.savefig(path, dpi=120)
 
 
-def _draw_lengths(axes: Axes, scene: Scene) -> None:
-    sizes = cells(scene.lengths)
-    positive = sizes[sizes > 0]
-    if len(positive) and positive.max() > 50 * np.median(positive):
-        bins = np.unique(np.geomspace(positive.min(), positive.max() + 1, _BINS))
+def _draw_lengths(axes: Axes, lengths: np.ndarray) -> None:
+    sizes = cells(lengths)
+    axes.set_xlabel("cells of a sample" if lengths.ndim > 1 else "length of a sample")
+    axes.set_ylabel("samples")
+    axes.set_title(f"{len(sizes):,} samples, median {np.median(sizes):,.0f}, largest {sizes.max():,}")
+    if sizes.min() > 0 and sizes.max() > 50 * np.median(sizes):
+        bins = np.unique(np.geomspace(sizes.min(), sizes.max() + 1, _BINS))
         axes.set_xscale("log")
     else:
-        bins = np.linspace(0, max(float(sizes.max()) if len(sizes) else 0, 1), _BINS)
+        bins = np.linspace(0, max(float(sizes.max()), 1), _BINS)
     axes.hist(sizes, bins=list(bins), color=_COLOURS[0])
-    if len(sizes):
-        axes.axvline(float(np.median(sizes)), color="black", linewidth=1)
-        axes.set_title(f"{len(sizes):,} samples, median {np.median(sizes):,.0f}, longest {sizes.max():,}")
-    axes.set_xlabel(scene.unit)
-    axes.set_ylabel("samples")
+    axes.axvline(float(np.median(sizes)), color="black", linewidth=1)
 
 
-def _draw_fill(axes: Axes, scene: Scene) -> None:
-    cost = scene.cost(scene.lengths)
-    filled = {name: fill(served, cost, scene.budget) for name, served in scene.served.items()}
-    most = max((float(one.max()) for one in filled.values() if len(one)), default=1.0)
-    bins = list(np.linspace(0, max(most, 1.0), _BINS))
-    for (name, one), colour in zip(filled.items(), _COLOURS):
+def _draw_fill(axes: Axes, results: Sequence[Result], settings: Settings) -> None:
+    fills = [fill(one.served, settings.cost(one.lengths), settings.budget) for one in results]
+    bins = list(np.linspace(0, max(1.0, *(float(one.max(initial=0)) for one in fills)), _BINS))
+    for result, one, colour in zip(results, fills, _COLOURS):
         share = np.full(len(one), 1 / max(len(one), 1))
-        mean = f"{one.mean():.1%}" if len(one) else "-"
-        axes.hist(
-            one, bins, weights=share, histtype="step", linewidth=1.8, color=colour, label=f"{name}: {mean}"
-        )
+        label = f"{result.figures.name}, mean {one.mean():.1%}" if len(one) else result.figures.name
+        axes.hist(one, bins, weights=share, histtype="step", linewidth=1.8, color=colour, label=label)
     axes.axvline(1, color="black", linewidth=1, linestyle=":")
     axes.set_yscale("log")
-    axes.set_title(f"batch cost over the budget of {scene.budget:,.0f}")
+    axes.set_title(f"batch cost over the budget of {settings.budget:,.0f}")
     axes.set_xlabel("cost / budget")
     axes.set_ylabel("share of batches")
     axes.legend()
 
 
-def _draw_ranks(axes: Axes, scene: Scene) -> None:
-    cost = scene.cost(scene.lengths)
-    for (name, served), colour in zip(scene.served.items(), _COLOURS):
-        ratios = np.sort(slowest(served, cost))
-        mean = f"{ratios.mean():.3f}" if len(ratios) else "-"
-        axes.plot(np.linspace(0, 1, len(ratios)), ratios, color=colour, label=f"{name}: {mean}")
-    axes.set_title(f"cost of the slowest rank over the mean, {_ranks(scene)}")
+def _draw_ranks(axes: Axes, results: Sequence[Result], settings: Settings) -> None:
+    for result, colour in zip(results, _COLOURS):
+        ratios = np.sort(slowest(result.served, settings.cost(result.lengths)))
+        label = f"{result.figures.name}, mean {result.figures.slowest:.3f}"
+        axes.plot(np.linspace(0, 1, len(ratios)), ratios, color=colour, label=label)
+    axes.set_title(f"cost of the slowest of {settings.world_size} ranks over the mean")
     axes.set_xlabel("share of steps")
     axes.set_ylabel("max / mean")
     axes.legend()
-
-
-def _ranks(scene: Scene) -> str:
-    counts = sorted({served.ranks for served in scene.served.values()})
-    return " and ".join(map(str, counts)) + (" rank" if counts == [1] else " ranks")

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from packload.plan.window import Window
+
 Indices = NDArray[np.int64]
 
 
@@ -15,10 +17,12 @@ Indices = NDArray[np.int64]
 class Served:
     """The batches of an epoch on all ranks, as one list of indices cut by offsets.
 
+    An index is that of a sample, or of a piece of one where a plan cuts samples: figures count both alike.
+
     Batches are in the order of time: those of step 0 on rank 0, 1, ..., then those of step 1.
 
     Attributes:
-        indices: int64 [served], the samples.
+        indices: int64 [served].
         offsets: int64 [steps * ranks + 1], where each batch begins.
         ranks: number of ranks.
     """
@@ -45,6 +49,18 @@ class Served:
             raise ValueError(f"step {step} of rank {rank} is an empty batch")
         indices = np.concatenate(ordered) if ordered else np.empty(0, np.int64)
         return cls(indices, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), len(ranks))
+
+    @classmethod
+    def of_windows(cls, windows: Iterable[Window], ranks: int) -> Served:
+        """Put together the windows of a plan; the indices are those of its units.
+
+        Args:
+            ranks: the world size that the windows were planned for.
+        """
+        parts = list(windows)
+        sizes = np.concatenate([np.empty(0, np.int64), *(np.diff(window.splits) for window in parts)])
+        indices = np.concatenate([np.empty(0, np.int64), *(window.units for window in parts)])
+        return cls(indices, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), ranks)
 
     @property
     def sizes(self) -> Indices:

@@ -17,6 +17,10 @@ _ROWS: tuple[Row, ...] = (
     ("occupancy, padded", lambda f: f"{f.occupancy:.1%}"),
     ("occupancy of cost, padded", lambda f: f"{f.cost_occupancy:.1%}"),
     ("padding avoided, cells", lambda f: _short(f.padding)),
+    (
+        "samples above the budget",
+        lambda f: ", ".join(f"{n:,} {what}" for what, n in f.oversize.items()) or "-",
+    ),
     ("budget filled", lambda f: "-" if f.fill is None else f"{f.fill:.1%}"),
     ("largest batch, samples", lambda f: f"{f.largest_samples:,}"),
     ("largest batch, cells", lambda f: f"{f.largest_cells:,}"),
@@ -28,20 +32,22 @@ _ROWS: tuple[Row, ...] = (
     ("planning, us a sample", lambda f: _planning(f)),
 )
 
+_SHOWN_IF: dict[str, Callable[[Figures], bool]] = {
+    "occupancy of cost, padded": lambda f: f.cost_occupancy != f.occupancy,
+    "samples above the budget": lambda f: bool(f.oversize),
+}
+"""Rows that are left out unless they say something that no other row does."""
+
 
 def table(compared: Sequence[Figures], title: str) -> Table:
-    """A column for each policy, a row for each figure; rows that say nothing new are left out.
-
-    The occupancy of cost is one of these where cells are the cost.
-    """
+    """A column for each policy, a row for each figure."""
     shown = Table(title=title)
     shown.add_column("")
     for one in compared:
         shown.add_column(one.name, justify="right")
     for name, text in _ROWS:
-        if name.startswith("occupancy of cost") and all(f.cost_occupancy == f.occupancy for f in compared):
-            continue
-        shown.add_row(name, *(text(one) for one in compared))
+        if name not in _SHOWN_IF or any(map(_SHOWN_IF[name], compared)):
+            shown.add_row(name, *map(text, compared))
     return shown
 
 
