@@ -97,6 +97,6 @@ def policies(
     )
     try:
         policies_command.run(options, console, save_picture if picture is not None else None)
-    except (policies_command.SourceError, packload.CollateError) as error:
+    except policies_command.SourceError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None

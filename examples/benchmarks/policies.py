@@ -144,8 +144,8 @@ def many(count: int) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     return (
-        f"{count:,} samples: {found['seconds']:.1f} s for the plan of {RANKS} ranks and the {found['batches']:,} "
-        f"batches of one of them; at most {found['peak']:.0f} MiB of memory, {found['before']:.0f} of them "
+        f"{count:,} samples: {found['seconds']:.1f} s for the plan of {RANKS} ranks and the "
+        f"{found['batches']:,} batches of one of them; at most {found['peak']:.0f} MiB of memory, {found['before']:.0f} of them "
         "Python, torch and the lengths (aims: 60 s, 2048 MiB)"
     )
 

@@ -175,7 +175,7 @@ def _shape(value: Any, leaf: Leaf, where: str) -> Shape:
 
 
 def shape_of(value: Any) -> Shape | None:
-    """The shape of a leaf: of a tensor or array, of nested lists by their first entries, [C, h, w] of an image.
+    """The shape of a tensor or array, of nested lists by their first entries, [C, h, w] of an image.
 
     Nothing is converted, and an image that was opened but not read is not decoded. None if there is none.
     """

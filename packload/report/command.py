@@ -95,7 +95,8 @@ def _settings(options: Options, lengths: np.ndarray) -> Settings:
         raise SourceError(f"--oversize {options.oversize!r} is none of {list(OVERSIZE)}.")
     cost = parse_cost(options.cost, lengths)
     oversize: Oversize = options.oversize  # type: ignore[assignment]
-    return Settings(options.batch_size, options.budget, options.world_size, cost, options.seed, oversize)
+    budget = int(options.budget) if options.budget.is_integer() else options.budget
+    return Settings(options.batch_size, budget, options.world_size, cost, options.seed, oversize)
 
 
 def _for_the_command_line(text: str) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from packload.cost import tokens
 from packload.report.served import Served
 
 Measure = Callable[[np.ndarray], np.ndarray]
@@ -21,6 +22,11 @@ Measure = Callable[[np.ndarray], np.ndarray]
 def cells(lengths: np.ndarray) -> np.ndarray:
     """The cells of each sample: its length, or the product of its sizes. Lengths [M, ...] give [M]."""
     return lengths if lengths.ndim == 1 else lengths.prod(1)
+
+
+def cells_of(cost: Measure) -> Measure:
+    """What counts as cells under a cost: positions, if it charges those of all fields, else :func:`cells`."""
+    return tokens if cost is tokens else cells
 
 
 def occupancy(served: Served, lengths: np.ndarray, measure: Measure = cells) -> float:
@@ -73,14 +79,14 @@ def waiting(served: Served, cost: np.ndarray) -> float:
     return float(steps.max(1).sum() / mean) if mean else 1.0
 
 
-def adjacent_correlation(served: Served, lengths: np.ndarray) -> float:
+def adjacent_correlation(served: Served, lengths: np.ndarray, measure: Measure = cells) -> float:
     """How alike in length are samples served one after the other: Pearson's r, pairs of all ranks together.
 
     A pair is a sample and the next one on the same rank, in the same batch or in the next. Around 0 the
     order is random in length; near 1 a batch, or the run of batches it is in, holds one length only. nan
     where lengths do not vary or there is no pair.
     """
-    size = cells(lengths)[served.indices].astype(np.float64)
+    size = measure(lengths)[served.indices].astype(np.float64)
     rank = np.repeat(np.arange(served.batches) % served.ranks, served.sizes)
     order = np.argsort(rank, kind="stable")
     size, rank = size[order], rank[order]
@@ -96,9 +102,9 @@ def padded_shapes(served: Served, lengths: np.ndarray) -> int:
     return len(np.unique(np.column_stack([served.sizes, served.peaks(lengths)]), axis=0))
 
 
-def packed_shapes(served: Served, lengths: np.ndarray) -> int:
+def packed_shapes(served: Served, lengths: np.ndarray, measure: Measure = cells) -> int:
     """How many shapes the values of packed batches have: distinct totals of cells."""
-    return len(np.unique(served.sums(cells(lengths))))
+    return len(np.unique(served.sums(measure(lengths))))
 
 
 @dataclass(frozen=True)
@@ -157,7 +163,7 @@ def figures(
     seconds: float = float("nan"),
     oversize: Mapping[str, int] | None = None,
 ) -> Figures:
-    """All figures of what was served.
+    """All figures of what was served. Cells are those of :func:`cells_of` the cost.
 
     Args:
         lengths: of all samples of the data set, int64 [N] or [N, k].
@@ -166,7 +172,7 @@ def figures(
         seconds: what planning took.
         oversize: what became of samples above the budget.
     """
-    costs = cost(lengths)
+    costs, measure = cost(lengths), cells_of(cost)
     distinct = len(np.unique(served.indices))
     ratios = slowest(served, costs)
     return Figures(
@@ -175,19 +181,19 @@ def figures(
         samples=len(served.indices),
         dropped=len(lengths) - distinct,
         repeated=len(served.indices) - distinct,
-        occupancy=occupancy(served, lengths),
+        occupancy=occupancy(served, lengths, measure),
         cost_occupancy=occupancy(served, lengths, cost),
-        padding=padding(served, lengths),
+        padding=padding(served, lengths, measure),
         oversize={what: count for what, count in (oversize or {}).items() if count},
         fill=float(fill(served, costs, budget).mean()) if budget and served.batches else None,
-        largest_cells=_most(served.sums(cells(lengths))),
-        largest_padded=_most(padded_measure(served, lengths)),
+        largest_cells=_most(served.sums(measure(lengths))),
+        largest_padded=_most(padded_measure(served, lengths, measure)),
         largest_samples=_most(served.sizes),
         slowest=float(ratios.mean()) if len(ratios) else 1.0,
         waiting=waiting(served, costs),
-        adjacent=adjacent_correlation(served, lengths),
+        adjacent=adjacent_correlation(served, lengths, measure),
         padded_shapes=padded_shapes(served, lengths),
-        packed_shapes=packed_shapes(served, lengths),
+        packed_shapes=packed_shapes(served, lengths, measure),
         seconds=seconds,
     )
 

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from packload.report.compare import Result, Settings
-from packload.report.metrics import cells, fill, slowest
+from packload.report.metrics import cells_of, fill, slowest
 
 _COLOURS = ("#8a93a3", "#e08a1e", "#2a6fdb")
 _BINS = 60
@@ -38,16 +38,15 @@ def save_picture(
     """
     figure = Figure(figsize=(14, 4), layout="constrained")
     one, two, three = figure.subplots(1, 3)
-    _draw_lengths(one, lengths)
+    _draw_lengths(one, cells_of(settings.cost)(lengths), lengths.ndim > 1)
     _draw_fill(two, results, settings)
     _draw_ranks(three, results, settings)
     figure.suptitle(title)
     figure.savefig(path, dpi=120)
 
 
-def _draw_lengths(axes: Axes, lengths: np.ndarray) -> None:
-    sizes = cells(lengths)
-    axes.set_xlabel("cells of a sample" if lengths.ndim > 1 else "length of a sample")
+def _draw_lengths(axes: Axes, sizes: np.ndarray, several: bool) -> None:
+    axes.set_xlabel("cells of a sample" if several else "length of a sample")
     axes.set_ylabel("samples")
     axes.set_title(f"{len(sizes):,} samples, median {np.median(sizes):,.0f}, largest {sizes.max():,}")
     if sizes.min() > 0 and sizes.max() > 50 * np.median(sizes):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import gzip
 import importlib
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from packload.errors import CollateError
 from packload.plan.leaves import as_lengths
 from packload.plan.lengths import lengths
 
@@ -119,8 +121,35 @@ def _from_module(source: str, columns: Sequence[str]) -> tuple[np.ndarray, tuple
             found = getattr(found, name)
     except (ImportError, AttributeError) as error:
         raise SourceError(f"{source}: {error}") from error
-    dataset = found if hasattr(found, "__getitem__") and not isinstance(found, type) else found()
-    if not columns:
-        return lengths(dataset), ("length",)
-    found = lengths(dataset, list(columns))
-    return as_lengths(np.column_stack(list(found.values())), source), tuple(columns)
+    dataset = found if hasattr(found, "__getitem__") and not isinstance(found, type) else _made(found, source)
+    try:
+        if not columns:
+            return as_lengths(lengths(dataset), source), ("length",)
+        parts = lengths(dataset, list(columns))
+    except (CollateError, ValueError, TypeError) as error:
+        raise SourceError(f"{source}: {error}") from error
+    return as_lengths(np.column_stack(list(parts.values())), source), tuple(columns)
+
+
+def _made(found: Any, source: str) -> Any:
+    """What a function or a class without arguments makes; its own errors are left as they are."""
+    if not callable(found):
+        raise SourceError(
+            f"{source} is a {type(found).__name__}: neither a data set nor a function that makes one."
+        )
+    needed = _needed(found)
+    if needed:
+        raise SourceError(
+            f"{source} needs {needed}: name a function without arguments that returns the data set."
+        )
+    return found()
+
+
+def _needed(function: Any) -> list[str]:
+    """The arguments that a call must give."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # built in, so it does not say
+        return []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in optional]

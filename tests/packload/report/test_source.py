@@ -122,6 +122,10 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, text: str, columns: list[s
         ("nowhere", "neither a file nor module:attribute"),
         ("no_such_module:x", "No module named"),
         ("math:no_such", "no_such"),
+        ("math:pi", "float: neither a data set nor a function"),
+        ("math:gcd", "int is a stream or no data set"),
+        ("textwrap:dedent", "needs .'text'"),
+        ("types:SimpleNamespace", "stream"),
         (str(HERE), "no such file"),
     ],
 )
