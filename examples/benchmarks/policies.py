@@ -145,8 +145,8 @@ def many(count: int) -> str:
     found = json.loads(done.stdout)
     return (
         f"{count:,} samples: {found['seconds']:.1f} s for the plan of {RANKS} ranks and the "
-        f"{found['batches']:,} batches of one of them; at most {found['peak']:.0f} MiB of memory, {found['before']:.0f} of them "
-        "Python, torch and the lengths (aims: 60 s, 2048 MiB)"
+        f"{found['batches']:,} batches of one of them; at most {found['peak']:.0f} MiB of memory, "
+        f"{found['before']:.0f} of them Python, torch and the lengths (aims: 60 s, 2048 MiB)"
     )
 
 

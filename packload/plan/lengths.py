@@ -106,7 +106,7 @@ def lengths(
     stream = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__")
     if stream and not hasattr(dataset, "lengths"):
         raise TypeError(
-            f"{type(dataset).__name__} is a stream or no data set: it has no length and no index to plan with. "
+            f"{type(dataset).__name__} is a stream or no data set: it has no length to plan with. "
             "Give one with __len__ and __getitem__, or with a method lengths(field)."
         )
     wanted = [field] if isinstance(field, str) else None if field is None else list(field)
