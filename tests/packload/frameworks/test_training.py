@@ -1,4 +1,4 @@
-"""Plans under Lightning, accelerate and the Hugging Face Trainer: every batch, in every epoch, on every rank."""
+"""Plans under Lightning, accelerate and the Hugging Face Trainer: every batch, epoch and rank."""
 
 from __future__ import annotations
 
