@@ -2,7 +2,7 @@
 
 * how full batches of a budget are, how even ranks, what a plan costs, for two distributions of lengths;
 * ten million samples, in a process of its own: seconds and memory;
-* IMDB in batches of 64, beside the occupancy that the NestedTensor paper reports;
+* IMDB in batches of 64, beside the occupancy that the paper on DanLing's NestedTensor reports;
 * random, bucketed and budget batches of real texts, pictures and proteins.
 """
 
@@ -31,7 +31,7 @@ from packload.report.metrics import fill, occupancy, slowest, waiting
 DATA = Path(__file__).parents[1] / "data" / "lengths"
 RANKS = 8
 PAPER = {"random": 0.310, "bucket": 0.977}
-"""Token occupancy of IMDB in batches of 64, as the NestedTensor paper reports it (section 4.4)."""
+"""Token occupancy of IMDB in batches of 64 that the paper on DanLing's NestedTensor reports."""
 
 
 # --- lengths
@@ -73,7 +73,7 @@ class Drawn:
 
 
 DRAWN = [
-    *(Drawn("lognormal, mean 499", lognormal, budget, 0.99) for budget in (8192, 8193, 12000)),
+    *(Drawn("lognormal, mean 499, log's sd 1", lognormal, budget, 0.99) for budget in (8192, 8193, 12000)),
     *(Drawn("normal, mean 3016, sd 1500", normal, budget, 0.98) for budget in (8192, 8193, 12000)),
 ]
 
@@ -146,7 +146,7 @@ def many(count: int) -> str:
     return (
         f"{count:,} samples: {found['seconds']:.1f} s for the plan of {RANKS} ranks and the "
         f"{found['batches']:,} batches of one of them; at most {found['peak']:.0f} MiB of memory, "
-        f"{found['before']:.0f} of them Python, torch and the lengths (aims: 60 s, 2048 MiB)"
+        f"{found['before']:.0f} of them before the plan began (aims: 60 s, 2048 MiB)"
     )
 
 
