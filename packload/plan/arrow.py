@@ -39,10 +39,15 @@ def arrow_lengths(
     pyarrow, datasets = sys.modules.get("pyarrow"), sys.modules.get("datasets")
     if pyarrow is not None and isinstance(dataset, pyarrow.Table):
         return _checked(*_tables_lengths([dataset], wanted, patterns))
-    if datasets is None or not isinstance(dataset, getattr(datasets, "Dataset", ())):
-        return None
-    if dataset.format["type"] == "custom":
-        return None
+    if datasets is not None and isinstance(dataset, datasets.Dataset) and dataset.format["type"] != "custom":
+        return _hugging_face(dataset, wanted, patterns)
+    return None
+
+
+def _hugging_face(
+    dataset: Any, wanted: Sequence[str] | None, patterns: Mapping[str, Pattern]
+) -> list[np.ndarray]:
+    """Lengths of the columns that samples have, in the order of the view."""
     roots = _roots(wanted)
     names = [n for n in dataset.format["columns"] or dataset.column_names if roots is None or n in roots]
     indices = getattr(dataset, "_indices", None)

@@ -180,11 +180,11 @@ def shape_of(value: Any) -> Shape | None:
     Nothing is converted, and an image that was opened but not read is not decoded. None if there is none.
     """
     if isinstance(value, (list, tuple)):
-        shape: Shape = ()
+        sizes: list[int] = []
         while isinstance(value, (list, tuple)):
-            shape += (len(value),)
+            sizes.append(len(value))
             value = value[0] if value else None
-        return shape
+        return tuple(sizes)
     if isinstance(value, Image.Image):
         return len(value.getbands()), value.height, value.width
     shape = getattr(value, "shape", None)

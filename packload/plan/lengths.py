@@ -141,7 +141,7 @@ def _cheap(
 def _own(dataset: Any, own: Any, wanted: list[str] | None) -> list[np.ndarray]:
     """The lengths that a data set has itself, checked."""
     name = f"{type(dataset).__name__}.lengths"
-    found = [_own_field(own, name, path) for path in wanted or [None]]
+    found = [_own_field(own, name, path) for path in (wanted or (None,))]
     for part in found:
         if hasattr(dataset, "__len__") and len(part) != len(dataset):
             raise ValueError(f"{name} has {len(part)} entries, the data set {len(dataset)} samples.")
@@ -188,7 +188,7 @@ def _pass(
 ) -> list[np.ndarray]:
     """Lengths of each wanted field from the samples themselves, or from an earlier pass over them."""
     if not len(dataset):
-        return [np.empty(0, np.int64) for _ in wanted or [None]]
+        return [np.empty(0, np.int64) for _ in (wanted or (None,))]
     read = reading(signature(dataset[0]), wanted, patterns)
     path = None if cache is False else _place(dataset, read, cache)
     known = None if path is None else _load(path, (len(dataset), len(read.names)))
@@ -227,7 +227,7 @@ def _chunks(measured: _Measured, count: int, workers: int, progress: bool) -> It
             yield rows
 
 
-def _same(rows: np.ndarray) -> np.ndarray:
+def _same(rows: Any) -> Any:
     return rows
 
 

@@ -94,7 +94,7 @@ def _settings(options: Options, lengths: np.ndarray) -> Settings:
     if options.oversize not in OVERSIZE:
         raise SourceError(f"--oversize {options.oversize!r} is none of {list(OVERSIZE)}.")
     cost = parse_cost(options.cost, lengths)
-    oversize: Oversize = options.oversize  # type: ignore[assignment]
+    oversize: Oversize = options.oversize
     budget = int(options.budget) if options.budget.is_integer() else options.budget
     return Settings(options.batch_size, budget, options.world_size, cost, options.seed, oversize)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,13 +80,19 @@ def measure(make: Callable[[], PlanSampler], settings: Settings) -> Result:
     """Make a sampler, plan its first epoch, and measure it.
 
     Planning time is that of both: the plan of all ranks, from lengths in memory.
+
+    Raises:
+        TypeError: the lengths are by field; give them as columns [N, k].
     """
     start = time.perf_counter()
     sampler = make()
     windows = list(sampler.windows())
     seconds = time.perf_counter() - start
     units = sampler.plan.units
+    lengths = units.lengths
+    if isinstance(lengths, Mapping):
+        raise TypeError(f"figures are of lengths in columns; got fields {list(lengths)}. Stack them: [N, k].")
     served = Served.of_windows(windows, settings.world_size)
     cost, budget, name = settings.cost, settings.budget, sampler.plan.policy.name
-    measured = figures(name, served, units.lengths, cost, budget, seconds, units.counts)
-    return Result(units.lengths, served, measured)
+    measured = figures(name, served, lengths, cost, budget, seconds, units.counts)
+    return Result(lengths, served, measured)

@@ -51,8 +51,8 @@ def _from_table(path: Path, columns: Sequence[str], delimiter: str) -> tuple[np.
     opened: Any = gzip.open if path.suffix.lower() == ".gz" else open
     try:
         with opened(path, "rt", newline="") as file:
-            rows = csv.reader(file, delimiter=delimiter)
-            first, second = next(rows, []), next(rows, [])
+            lines = csv.reader(file, delimiter=delimiter)
+            first, second = next(lines, []), next(lines, [])
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SourceError(f"{path}: cannot be read as a table of text: {error}") from error
     headed = not all(_is_whole(cell) for cell in first)

@@ -15,7 +15,7 @@ from rich.table import Table
 import packload
 from packload.cost import area, pair_cells, quadratic, tokens
 from packload.report import picture, tables
-from packload.report.compare import Settings, compare
+from packload.report.compare import Settings, compare, measure
 from packload.report.served import Served
 
 NAMES = ["random", "bucket", "budget"]
@@ -91,6 +91,12 @@ def test_samples_above_the_budget_are_counted(oversize: Any, samples: int, count
 def test_samples_above_the_budget_are_an_error_unless_told() -> None:
     with pytest.raises(ValueError, match="sample 1.*100.*50"):
         compare(np.array([3, 100, 4]), Settings(2, 50, 1, tokens))
+
+
+def test_lengths_by_field_are_refused() -> None:
+    settings = Settings(2, 50, 1, packload.cost.of("a"))
+    with pytest.raises(TypeError, match="Stack them"):
+        measure(lambda: packload.RandomBatchSampler({"a": [1, 2]}, 2, cost=settings.cost), settings)
 
 
 # --- the table
