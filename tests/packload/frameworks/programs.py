@@ -88,9 +88,6 @@ class Module(lightning.LightningModule):
     def training_step(self, batch: packload.Batch, _: int) -> Tensor:
         return self.model(**batch)["loss"]
 
-    def predict_step(self, batch: packload.Batch, _: int) -> list[int]:
-        return batch["index"].tolist()
-
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)
 

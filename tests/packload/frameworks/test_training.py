@@ -49,12 +49,6 @@ def test_lightning_serves_every_epoch_as_planned(name: str, workers: int) -> Non
     assert programs.run_lightning(programs.make_sampler(name), workers=workers) == _planned(name)
 
 
-def test_lightning_predicts_in_the_order_of_the_data() -> None:
-    loader = programs.make_loader(programs.make_sampler("fixed"))
-    predicted = programs.make_trainer().predict(programs.Module(), loader)
-    assert predicted == _planned("fixed")[0]
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("prepare", [True, False])
 def test_accelerate_serves_every_epoch_as_planned(name: str, prepare: bool) -> None:
