@@ -10,8 +10,8 @@ Everything wrong with samples is a :class:`CollateError`.
 
 :class:`RandomBatchSampler`, :class:`BucketBatchSampler`, :class:`BudgetBatchSampler` and, for evaluation,
 :class:`FixedBatchSampler` plan batches from lengths, which :func:`lengths` reads; :mod:`packload.cost` says
-what a sample is charged. :class:`Loader` makes batches ahead of the loop, on threads or in processes, in memory that is used again,
-and copies them to a device.
+what a sample is charged. :class:`Loader` makes batches ahead of the loop, on threads or in processes, in
+memory that is used again, and copies them to a device.
 """
 
 from . import cost

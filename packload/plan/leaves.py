@@ -16,7 +16,7 @@ from PIL import Image
 
 from ops.pattern import Pattern, check_sample
 from packload.errors import CollateError
-from packload.schema import AxisKey, Field, Group, Ragged, Recipe, Structure, build, leaves, part
+from packload.schema import AxisKey, Field, Group, Ragged, Recipe, Structure, axis_name, build, leaves, part
 
 Shape = tuple[int, ...]
 
@@ -107,8 +107,7 @@ def reading(sign: Hashable, wanted: Sequence[str] | None, patterns: Mapping[str,
         assert leaf.pattern is not None
         places = tuple(columns.setdefault(key, len(columns)) for key in leaf.axes)
         found.append(Leaf(leaf.path, _steps(recipe, leaf), leaf.pattern, places))
-    names = [key if isinstance(key, str) else ".".join(filter(None, key)) for key in columns]
-    return Reading(tuple(found), tuple(names))
+    return Reading(tuple(found), tuple(map(axis_name, columns)))
 
 
 def _choose(recipe: Recipe, ragged: Mapping[str, Field], wanted: Sequence[str] | None) -> list[Field]:

@@ -144,7 +144,10 @@ def _own(dataset: Any, own: Any, wanted: list[str] | None) -> list[np.ndarray]:
     found = [_own_field(own, name, path) for path in (wanted or (None,))]
     for part in found:
         if hasattr(dataset, "__len__") and len(part) != len(dataset):
-            raise ValueError(f"{name} has {len(part)} entries, the data set {len(dataset)} samples.")
+            raise ValueError(
+                f"{name} has {len(part)} entries, the data set {len(dataset)} samples. Give one for every "
+                "sample, in their order, or call what is no list of lengths by another name."
+            )
     return found
 
 

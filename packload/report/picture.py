@@ -60,7 +60,7 @@ def _draw_lengths(axes: Axes, sizes: np.ndarray, several: bool) -> None:
 
 def _draw_fill(axes: Axes, results: Sequence[Result], settings: Settings) -> None:
     fills = [fill(one.served, settings.cost(one.lengths), settings.budget) for one in results]
-    bins = list(np.linspace(0, max(1.0, *(float(one.max(initial=0)) for one in fills)), _BINS))
+    bins = _bins(max(1.0, *(float(one.max(initial=0)) for one in fills)))
     for result, one, colour in zip(results, fills, _COLOURS):
         share = np.full(len(one), 1 / max(len(one), 1))
         label = f"{result.figures.name}, mean {one.mean():.1%}" if len(one) else result.figures.name
@@ -71,6 +71,12 @@ def _draw_fill(axes: Axes, results: Sequence[Result], settings: Settings) -> Non
     axes.set_xlabel("cost / budget")
     axes.set_ylabel("share of batches")
     axes.legend()
+
+
+def _bins(most: float) -> list[float]:
+    """Bins from 0 to ``most``, of which one ends with 1: a full batch is not drawn beyond the budget."""
+    width = 1 / max(round(_BINS / most), 1)
+    return [0.0, *(width * k * (1 + 1e-9) for k in range(1, int(np.ceil(most / width)) + 1))]
 
 
 def _draw_ranks(axes: Axes, results: Sequence[Result], settings: Settings) -> None:

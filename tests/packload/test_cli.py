@@ -14,10 +14,10 @@ from packload import cli
 WIDE = {"COLUMNS": "200", "TERM": "dumb"}
 
 
-def test_help_lists_the_demo() -> None:
+def test_help_lists_the_commands() -> None:
     result = CliRunner().invoke(cli.app, ["--help"], env=WIDE)
     assert result.exit_code == 0
-    assert "demo" in result.output
+    assert all(name in result.output for name in ("demo", "policies"))
 
 
 def test_version_is_printed() -> None:

@@ -162,6 +162,14 @@ def test_the_picture_is_drawn_of_any_lengths(tmp_path: Path, lengths: Any, suffi
     assert head.startswith(b"\x89PNG" if suffix == "png" else b"<?xml")
 
 
+@pytest.mark.parametrize("most", [1.0, 1.3, 5.8, 400.0])
+def test_a_full_batch_is_drawn_within_the_budget(most: float) -> None:
+    counts, edges = np.histogram([1.0, most], picture._bins(most))
+    (full,) = np.flatnonzero(np.isclose(edges[1:], 1.0))
+    assert counts[full] == (2 if most == 1 else 1)
+    assert counts.sum() == 2
+
+
 def test_the_picture_shows_three_panels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
 
