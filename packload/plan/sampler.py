@@ -37,7 +37,6 @@ class PlanSampler(Sampler[list[Item]]):
         plan: makes the windows, the grids [steps, ranks] of batches.
         seed: of the plan.
         batch_size: None, as batches differ in size.
-        drop_last: whether an epoch's end that makes no whole step is dropped.
     """
 
     batch_size = None
@@ -77,7 +76,7 @@ class PlanSampler(Sampler[list[Item]]):
         units = make_units(read, make_caps(budget, cost, read), oversize)
         policy = make_policy(units)
         self.plan = Planner(units, policy, int(seed), bool(drop_last))
-        self.seed, self.drop_last = int(seed), bool(drop_last)
+        self.seed, self._drop_last = int(seed), bool(drop_last)
         self._rank, self._world_size = _check_ranks(rank, world_size)
         self._identity = {
             "data": {"samples": count_of(read), "lengths": digest(read)},
@@ -85,7 +84,7 @@ class PlanSampler(Sampler[list[Item]]):
                 **policy.identity(),
                 "costs": digest(units.charges, units.loads),
                 "oversize": oversize,
-                "drop_last": self.drop_last,
+                "drop_last": self._drop_last,
             },
         }
         self._begin = Position(0)

@@ -7,9 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import lightning
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
+import packload
 from tests.packload.frameworks import programs
 
 pytestmark = pytest.mark.frameworks
@@ -83,6 +88,19 @@ def test_accelerate_may_shard_a_plan_of_one_rank(tmp_path: Path) -> None:
         even = len(whole[epoch]) // 2 * 2
         for rank in range(2):
             assert served[rank][epoch][: even // 2] == whole[epoch][rank:even:2]
+
+
+def test_lightning_predicts_every_sample_once_and_in_order() -> None:
+    class Echo(lightning.LightningModule):
+        def predict_step(self, batch: packload.Batch, _: int) -> list[int]:
+            return batch.tokens.sizes[:, 0].tolist()
+
+    lengths = [3, 5, 2, 4, 9, 1, 7]
+    samples: Any = [{"tokens": torch.arange(n)} for n in lengths]
+    sampler = packload.FixedBatchSampler(lengths, 2)
+    loader: Any = DataLoader(samples, batch_sampler=sampler, collate_fn=packload.collate)
+    found: Any = programs.make_trainer().predict(Echo(), loader)
+    assert [n for batch in found for n in batch] == lengths
 
 
 @pytest.mark.parametrize(
