@@ -152,6 +152,9 @@ class Processes(Threads):
 
         return serve
 
+    def _leave(self, number: int) -> None:
+        self._remotes[number].dismiss()
+
     def _finish(self, remote: _Remote, steps: list[tuple[str, Callable[[Any], Any]]], key: Key) -> Done:
         """Receive the reply to the oldest task, and run the stages that are left."""
         reply = remote.receive()
@@ -178,13 +181,12 @@ class Processes(Threads):
             remote.reserved.append(slot)
 
     def _end(self, until: float) -> None:
-        for remote in self._remotes:
-            remote.tasks.close()
         half = (until + monotonic()) / 2
         for remote in self._remotes:
             remote.end(half)
         super()._end(until)
         for remote in self._remotes:
+            remote.tasks.close()
             remote.replies.close()
             for _, slot in remote.sent:
                 self._give_back(remote, slot)
@@ -231,6 +233,13 @@ class _Remote:
             self.tasks.send_bytes(dumps(Order(task.number, task.item, key, slot)))
         except OSError:
             pass  # it has died, which is seen when its reply is received
+
+    def dismiss(self) -> None:
+        """Tell the process to end. (Closing its pipe would not do if forks of this process have it open.)"""
+        try:
+            self.tasks.send_bytes(dumps(None))
+        except OSError:
+            pass  # it has ended
 
     def receive(self) -> Reply:
         """The next reply.
@@ -314,8 +323,10 @@ def _work(
     replies.send_bytes(dumps(Reply()))
     while True:
         try:
-            order: Order = pickle.loads(tasks.recv_bytes())
+            order: Order | None = pickle.loads(tasks.recv_bytes())
         except EOFError:
+            return
+        if order is None:
             return
         slot.use(files[order.slot])
         reply = _reply(steps, order, slot)

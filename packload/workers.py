@@ -188,6 +188,10 @@ class Threads:
             except BaseException as error:
                 feed.fail(error)
             del feed, message
+        self._leave(number)
+
+    def _leave(self, number: int) -> None:
+        """What a thread does last."""
 
     def _server(self, number: int) -> Callable[[Feed, tuple[int, ...]], None]:
         worker = Worker(number, self.count)
