@@ -16,12 +16,14 @@ their tasks pipe closed, or its sentinel gone, and end too; nothing that they sh
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
 import random
 import signal
+import sys
 import threading
 import traceback
 from collections import deque
@@ -306,6 +308,28 @@ def _work(
     others: list[Connection],
 ) -> None:
     """The main function of a worker process."""
+    _serve(tasks, replies, files, arrays, stages, place, others)
+    _exit()
+
+
+def _exit() -> None:
+    """End this process without taking the interpreter apart, which takes most of a second."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _serve(
+    tasks: Connection,
+    replies: Connection,
+    files: dict[int, SharedFile],
+    arrays: SharedFile,
+    stages: list[Stage] | None,
+    place: tuple[int, int],
+    others: list[Connection],
+) -> None:
+    """Do what is ordered until told to end."""
     for end in others:
         end.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process tells when to end
