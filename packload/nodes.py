@@ -32,6 +32,7 @@ from typing import Any, Literal
 import torch
 from torchdata.nodes import BaseNode
 
+from .batch import Batch
 from .collate import Collate as Packing
 from .collate import collate as pack_by_default
 from .feed import Done, Feed
@@ -285,7 +286,7 @@ class Collate(Map):
 
     def deliver(self, item: Any) -> Any:
         """The field alone, where samples are bare leaves."""
-        return item.unwrap() if isinstance(self.collate, Packing) else item
+        return item.unwrap() if isinstance(item, Batch) and isinstance(self.collate, Packing) else item
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "ring": None}

@@ -36,7 +36,6 @@ _ROOM = 8
 """A slot that grows gets one part in this many more than was asked for."""
 
 
-
 class Lease:
     """The right to use memory, held by every view of it; given back when the last one dies.
 

@@ -178,7 +178,9 @@ def test_collate_works_in_other_loaders(kind, workers):
 
 def test_a_stateful_dataloader_goes_on_where_it_stood():
     def make():
-        return StatefulDataLoader(Ragged(), batch_sampler=batches(), collate_fn=packload.collate, num_workers=2)
+        return StatefulDataLoader(
+            Ragged(), batch_sampler=batches(), collate_fn=packload.collate, num_workers=2
+        )
 
     loader = make()
     iterator = iter(loader)
@@ -635,4 +637,3 @@ def test_a_cpu_is_no_device_to_copy_to():
 def test_a_device_gets_all_batches():
     for batch in loader_of("threads", device="meta"):
         assert batch.x.values.device.type == "meta"
-

@@ -36,7 +36,9 @@ spawned = pytest.mark.parametrize("context", ["fork", pytest.param("spawn", mark
 def loader_of(dataset=None, sampler=None, collate=None, **options):
     dataset = Ragged() if dataset is None else dataset
     sampler = batches() if sampler is None else sampler
-    return Loader(dataset, sampler, collate, **{"mode": "process", "workers": 1, "context": "fork", **options})
+    return Loader(
+        dataset, sampler, collate, **{"mode": "process", "workers": 1, "context": "fork", **options}
+    )
 
 
 def descriptors():
@@ -94,7 +96,9 @@ def test_held_batches_take_at_most_a_descriptor_each():
 def test_a_worker_that_is_killed_is_an_error_that_says_how_and_where(context):
     at = batches()[4][0]
     loader = loader_of(Bad(at, kill_process), context=context)
-    with pytest.raises(RuntimeError, match=rf"worker process 0 \(pid \d+\) was killed by SIGKILL.*batch 4.*{at}"):
+    with pytest.raises(
+        RuntimeError, match=rf"worker process 0 \(pid \d+\) was killed by SIGKILL.*batch 4.*{at}"
+    ):
         indices(loader)
     assert soon(lambda: not ours())
     del loader

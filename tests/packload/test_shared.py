@@ -62,7 +62,9 @@ def test_tensors_have_version_counters_of_their_own():
 
 
 def test_parameters_and_leaves_keep_their_flags():
-    leaf, parameter = round_trip([torch.ones(2, requires_grad=True), torch.nn.Parameter(torch.ones(2), False)])
+    leaf, parameter = round_trip(
+        [torch.ones(2, requires_grad=True), torch.nn.Parameter(torch.ones(2), False)]
+    )
     assert leaf.requires_grad and leaf.is_leaf
     assert isinstance(parameter, torch.nn.Parameter) and not parameter.requires_grad
 

@@ -1,0 +1,249 @@
+import gc
+
+import numpy as np
+import pytest
+import torch
+from torchdata import nodes as tn
+
+import packload.nodes as pn
+from packload import Batch, Collate, Loader, PackedTensor
+from packload.transfer import DeviceStreams, Ring
+
+from .samples import Bad, Ragged, Slow, batches, check, value_error
+from .streams import FakeStreams
+from .test_loader import ours, soon
+
+PROCESS = {"mode": "process", "context": "fork"}
+
+
+def chain(dataset=None, sampler=None, **options):
+    node = pn.Indices(batches() if sampler is None else sampler)
+    return pn.Collate(pn.Fetch(node, Ragged() if dataset is None else dataset), **options)
+
+
+def indices(node):
+    return [batch.index.tolist() for batch in node]
+
+
+def twice(batch):
+    return batch, batch.index * 2
+
+
+def double(x):
+    return 2 * x
+
+
+# ---------------------------------------------------------------- composing
+
+
+def test_stages_run_one_after_the_other_without_workers():
+    node = chain()
+    node.reset()
+    for batch, expected in zip(node, batches(), strict=True):
+        check(batch, expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"workers": 0}, {"workers": 1}, {"workers": 2, **PROCESS}])
+def test_workers_change_nothing_about_what_comes(options):
+    node = pn.Parallel(chain(Slow()), **options)
+    for _ in range(2):
+        node.reset()
+        for batch, expected in zip(node, batches(), strict=True):
+            check(batch, expected)
+
+
+@pytest.mark.parametrize("options", [{"workers": 0}, {"workers": 2}, {"workers": 2, **PROCESS}])
+def test_functions_of_one_s_own_are_stages(options):
+    node = pn.Parallel(pn.Map(pn.Map(tn.IterableWrapper(range(30)), double), str, name="text"), **options)
+    assert list(node) == [str(2 * k) for k in range(30)]
+
+
+def test_a_stage_after_collating_sees_the_batch():
+    node = pn.Parallel(pn.Map(chain(), twice), workers=2)
+    for (batch, doubled), expected in zip(node, batches(), strict=True):
+        assert doubled.tolist() == [2 * k for k in expected]
+        check(batch, expected)
+
+
+def test_a_stream_of_samples_needs_no_dataset():
+    samples = tn.Mapper(tn.IterableWrapper(range(10)), Ragged().__getitem__)
+    node = pn.Parallel(pn.Collate(tn.Batcher(samples, 4, drop_last=False)), workers=2)
+    assert indices(node) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+@pytest.mark.parametrize("around", [lambda node: node, lambda node: tn.Prefetcher(node, 2)])
+def test_nodes_of_torchdata_go_around_and_keep_the_state(around):
+    def make():
+        return tn.Loader(around(pn.Parallel(chain(), workers=2)))
+
+    loader = make()
+    iterator = iter(loader)
+    got = [next(iterator).index.tolist() for _ in range(4)]
+    other = make()
+    other.load_state_dict(loader.state_dict())
+    assert got + indices(other) == batches()
+    del iterator, loader, other
+    gc.collect()
+    assert soon(lambda: not ours())
+
+
+def test_torchdata_s_own_mapper_runs_the_stages():
+    fetched = pn.Fetch(pn.Indices(batches()), Ragged())
+    node = tn.ParallelMapper(fetched, Collate(), num_workers=2, method="thread")
+    assert indices(node) == batches()
+
+
+def test_a_chain_of_maps_has_a_state():
+    node = chain()
+    node.reset()
+    for _ in range(3):
+        next(node)
+    other = chain()
+    other.reset(node.state_dict())
+    assert indices(other) == batches()[3:]
+
+
+def test_a_node_asked_for_its_state_first_gives_everything():
+    node = pn.Parallel(chain(), workers=2)
+    state = node.state_dict()
+    assert not ours(), "workers start with the first item"
+    assert indices(node) == batches()
+    node.reset(state)
+    assert indices(node) == batches()
+
+
+def test_a_finished_node_gives_nothing_more_until_it_is_reset():
+    node = pn.Parallel(chain(), workers=2)
+    assert len(list(node)) == 10 and list(node) == []
+    node.reset()
+    assert len(list(node)) == 10
+
+
+def test_a_failed_node_ends_and_can_be_reset():
+    node = pn.Parallel(chain(Bad(batches()[2][0], value_error)), workers=2)
+    for _ in range(2):
+        node.reset()
+        assert [next(node).batch_size for _ in range(2)] == [4, 4]
+        with pytest.raises(ValueError, match="bad sample"):
+            next(node)
+        assert list(node) == []
+
+
+def test_stages_of_this_process_come_after_those_of_others():
+    node = pn.Parallel(pn.Map(pn.Pin(chain()), str), workers=1, **PROCESS)
+    with pytest.raises(ValueError, match=r"come first.*\['fetch', 'collate', 'pin', 'str'\]"):
+        next(node)
+
+
+def test_a_map_without_a_function_is_an_error():
+    with pytest.raises(TypeError, match="Map has no function"):
+        next(pn.Map(tn.IterableWrapper([1])))
+
+
+def test_deleting_a_node_ends_its_workers():
+    node = pn.Parallel(chain(), workers=3, persistent=True)
+    assert len(list(node)) == 10 and len(ours()) == 3
+    del node
+    gc.collect()
+    assert soon(lambda: not ours())
+
+
+def test_a_bare_leaf_goes_through_stages_as_a_batch_and_comes_out_as_the_field():
+    seen = []
+
+    def look(batch):
+        seen.append(batch)
+        return batch
+
+    data = [np.arange(k) for k in range(5)]
+    node = pn.Map(pn.Collate(pn.Fetch(pn.Indices([[3, 4]]), data)), look)
+    field = next(node)
+    assert isinstance(seen[0], Batch) and isinstance(field, PackedTensor)
+    assert field.values.tolist() == [0, 1, 2, 0, 1, 2, 3]
+
+
+# ---------------------------------------------------------------- copies
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    streams = FakeStreams()
+    monkeypatch.setattr("packload.loader.streams_of", lambda device: streams)
+    return streams
+
+
+def test_copies_are_issued_by_workers_and_awaited_by_the_consumer_in_order():
+    streams = FakeStreams(at_once=True)
+    node = pn.Parallel(pn.Copy(pn.Pin(chain()), "cpu", streams), workers=3)
+    for k, (batch, expected) in enumerate(zip(node, batches(), strict=True)):
+        check(batch, expected)
+        arrived = [number for what, number in streams.log if what == "arrive"]
+        assert len(arrived) == k + 1
+    issued = [entry for entry in streams.log if entry[0] in ("copy", "record")]
+    assert issued == [(what, k) for k in range(10) for what in ("copy", "record")]
+    for k in range(10):
+        assert streams.log.index(("record", k)) < streams.log.index(("arrive", k))
+
+
+@pytest.mark.parametrize("way", [{"workers": 0}, {"workers": 1}, {"workers": 3}])
+def test_a_loader_s_slots_are_page_locked_and_wait_for_their_copies(streams, way):
+    loader = Loader(Ragged(), batches(), device="meta", **way)
+    slots = loader._ring.slots
+    iterator = iter(loader)
+    first = next(iterator)
+    check(first, batches()[0])
+    assert soon(lambda: len(streams.events) == max(1, min(10, 2 * way["workers"] + 1)))
+    assert loader._ring.free <= slots - len(streams.events) and streams.made
+    for event in streams.events:
+        event.complete = True
+    for batch, expected in zip(iterator, batches()[1:], strict=True):
+        for event in streams.events:
+            event.complete = True
+        check(batch, expected)
+    check(first, batches()[0])
+    del batch, first, iterator
+    gc.collect()
+    assert loader._ring.free == slots, "leaving a pass waits for the copies that are under way"
+    stats = loader.stats()
+    assert stats.copied_per_byte == 2.0 and stats.stages["copy"].total > 0
+
+
+def test_slots_that_copies_hold_make_a_loader_take_fresh_memory_not_wait(streams):
+    loader = Loader(Ragged(), batches(), device="meta", workers=1, prefetch=1, hold=0)
+    for batch, expected in zip(loader, batches(), strict=True):
+        check(batch, expected)
+    assert loader.stats().overflows == 9
+    assert [entry for entry in streams.log if entry[0] == "finish"] == [("finish", k) for k in range(10)]
+
+
+def test_processes_write_into_pages_that_are_locked_here(streams):
+    streams.at_once = True
+    loader = Loader(Ragged(), batches(), device="meta", workers=2, **PROCESS)
+    for batch, expected in zip(loader, batches(), strict=True):
+        check(batch, expected)
+    assert 0 < len(streams.locked) <= loader.root._ring.slots
+    del loader, batch
+    gc.collect()
+    assert not streams.locked
+
+
+def test_a_ring_of_one_s_own_serves_a_collate_stage():
+    ring = Ring(1)
+    node = chain(ring=ring)
+    node.reset()
+    for batch in node:
+        assert ring.free == 0
+        del batch
+        assert ring.free == 1
+    assert ring.overflows == 0
+
+
+def test_the_device_streams_of_torch_have_the_same_methods():
+    names = [name for name in vars(FakeStreams) if not name.startswith("_")]
+    assert all(hasattr(DeviceStreams, name) for name in names)
+
+
+def test_pinning_other_objects_is_the_identity_without_an_accelerator():
+    value = {"a": torch.ones(2)}
+    node = pn.Pin(tn.IterableWrapper([value]))
+    assert torch.accelerator.is_available() or next(node) is value
