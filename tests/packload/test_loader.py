@@ -32,7 +32,9 @@ WAYS = {
     "process": {"workers": 1, "mode": "process", "context": "fork"},
     "processes": {"workers": 3, "mode": "process", "context": "fork"},
 }
-every_way = pytest.mark.parametrize("way", WAYS)
+every_way = pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=pytest.mark.slow if way == "processes" else ()) for way in WAYS]
+)
 
 
 def loader_of(way, dataset=None, sampler=None, collate=None, **options):
@@ -557,7 +559,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("stuck", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("way", ["threads", "processes"])
+@pytest.mark.parametrize("way", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
 def test_keyboard_interrupt_ends_a_program_within_seconds(way, stuck, tmp_path):
     names = shared_names()
     program = INTERRUPTED.format(stuck=stuck, way=WAYS[way], then="pass" if stuck else "time.sleep(60)")
