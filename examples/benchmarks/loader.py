@@ -227,7 +227,7 @@ def tokens(rounds: int) -> Table | str:
             if not same and not torch.equal(value, got[key].to(value.dtype)):
                 raise AssertionError(f"{key} differs")
         cases = {"theirs": Case(theirs, lambda s=samples: s), "ours": Case(ours, lambda s=samples: s)}
-        seconds = interleaved(cases, rounds=rounds, calls=5, warm_up=2)
+        seconds = interleaved(cases, rounds=rounds, calls=20, warm_up=2)
         factor = ratio(seconds["theirs"], seconds["ours"])
         made.add_row(
             name,
