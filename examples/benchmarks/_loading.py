@@ -1,4 +1,4 @@
-"""The sides that :mod:`examples.benchmarks.loader` compares: data, collate functions, passes that are timed."""
+"""The sides that :mod:`examples.benchmarks.loader` compares: data, collate functions, timed passes."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def consumer_microseconds(batches: Any, look: Callable[[Any], None]) -> list[flo
     Between them the thread computes for about a millisecond, as a loop does that has a use for its batches.
     """
     x = torch.randn(160, 160)
-    figures = []
+    figures: list[float] = []
     iterator = iter(batches)
     next(iterator)
     while True:

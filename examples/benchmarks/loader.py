@@ -1,14 +1,14 @@
 """What loading costs: ``python -m examples.benchmarks.loader``.
 
-* Collating: samples in memory to one buffer with offsets, positions and sample ids, beside one ``memcpy`` of all
-  the bytes that are written, and of the payload, into warm memory.
-* Handing over: batches of samples in memory through :class:`packload.Loader` and through a ``DataLoader`` that
-  hands on a list, or concatenates; CPU time of the loop's thread; descriptors.
+* Collating: samples in memory to one buffer with offsets, positions and sample ids, beside one ``memcpy`` of
+  all the bytes that are written, and of the payload, into warm memory.
+* Handing over: batches of samples in memory through :class:`packload.Loader`, and through a ``DataLoader``
+  that hands on a list, or concatenates; CPU time of the loop's thread; descriptors.
 * Token batches beside the flattening collator of transformers, where it is installed.
 * Real pictures (``pip install mvtb-data==1.6.1``) and real protein chains, beside padding to the largest.
 
-Two workers each, one thread inside of each. All sides of a comparison take turns in one run; figures are medians.
-``--only collate,tokens`` measures some of them.
+Two workers each, one thread inside of each. All sides of a comparison take turns in one run; figures are
+medians. ``--only collate,tokens`` measures some of them.
 """
 
 from __future__ import annotations
@@ -84,9 +84,8 @@ def collating(rounds: int) -> Table:
             nbytes = collate.pack(batches[0], ring.allocate).nbytes
             payload = sum(sample["f0"].nbytes for sample in batches[0])
             copies = max(1, 100_000_000 // nbytes) if count > 1 else 1
-            turn = itertools.cycle(batches)
             cases = {
-                "collate": Case(lambda _, c=collate, r=ring, t=turn: c.pack(next(t), r.allocate)),
+                "collate": Case(packing(collate, ring, batches)),
                 "all": Case(copying(nbytes, copies)),
                 "payload": Case(copying(payload, copies)),
             }
@@ -101,6 +100,12 @@ def collating(rounds: int) -> Table:
                 judged(over_payload, 2) if cold and width >= 16 else f"{over_payload:.2f}",
             )
     return made
+
+
+def packing(collate: Collate, ring: Ring, batches: list[Any]) -> Callable[[Any], Any]:
+    """Collating one batch after the other."""
+    turn = itertools.cycle(batches)
+    return lambda _: collate.pack(next(turn), ring.allocate)
 
 
 def copying(nbytes: int, count: int) -> Callable[[Any], None]:
@@ -135,7 +140,9 @@ def handing_over(rounds: int, batches: int) -> Table:
     goals = {"packload, threads": (5, 2), "packload, processes": (3, None)}
     for name, values in seconds.items():
         shown = []
-        for base, goal in zip(("DataLoader, list", "DataLoader, cat + offsets"), goals.get(name, (None, None))):
+        for base, goal in zip(
+            ("DataLoader, list", "DataLoader, cat + offsets"), goals.get(name, (None, None))
+        ):
             factor = ratio(seconds[base], values)
             shown.append(f"{factor:.2f}" if goal is None else judged(factor, goal, at_least=True))
         made.add_row(name, f"{sides.SAMPLES / median(values):,.0f}", f"{1e3 * median(values):.3f}", *shown)
@@ -151,7 +158,7 @@ def every_field(batch: Any) -> None:
 def consumer(batches: int) -> Table:
     """CPU time of the loop's thread, and descriptors."""
     made = table(
-        "The loop's side: CPU us a batch (median, 99 %) in next, with every field asked for; open files a batch",
+        "The loop's side: CPU us a batch in next, and with every field asked for; open files a batch",
         "loader",
         "fields",
         "next",
@@ -217,7 +224,9 @@ def tokens(rounds: int) -> Table | str:
     flatten = importlib.import_module("transformers").DataCollatorWithFlattening
     theirs = flatten(return_flash_attn_kwargs=True, return_tensors="pt")
     ours = partial(flattened, Collate({"input_ids": "n", "labels": "n"}, maps=["positions"]), Ring(2))
-    made = table("32 k tokens flattened: ids, labels, positions, cu_seqlens", "samples", "transformers us", "us", "x")
+    made = table(
+        "32 k tokens flattened: ids, labels, positions, cu_seqlens", "samples", "transformers us", "us", "x"
+    )
     arrays = token_samples(32_768)
     lists = [{key: value.tolist() for key, value in sample.items()} for sample in arrays]
     for name, samples in (("arrays", arrays), ("lists", lists)):
@@ -226,7 +235,8 @@ def tokens(rounds: int) -> Table | str:
             same = torch.equal(value, got[key]) if isinstance(value, torch.Tensor) else value == got[key]
             if not same and not torch.equal(value, got[key].to(value.dtype)):
                 raise AssertionError(f"{key} differs")
-        cases = {"theirs": Case(theirs, lambda s=samples: s), "ours": Case(ours, lambda s=samples: s)}
+        prepare: Callable[[], Any] = partial(list, samples)
+        cases = {"theirs": Case(theirs, prepare), "ours": Case(ours, prepare)}
         seconds = interleaved(cases, rounds=rounds, calls=20, warm_up=2)
         factor = ratio(seconds["theirs"], seconds["ours"])
         made.add_row(
@@ -254,9 +264,9 @@ def pictures(rounds: int) -> Table | str:
     with sides.closing(*loaders.values()):
         seconds = sides.in_turn(loaders, rounds)
         stats = loaders["packload, threads"].stats()
-    name, share = next((name, share) for name, share in stats.occupancy.items() if " x " in name)
+    share = next(share for name, share in stats.occupancy.items() if " x " in name)
     made = table(
-        f"{len(data)} pictures, batches of 8, decoded and collated by 2 workers; {name} occupancy {share:.1%}",
+        f"{len(data)} pictures, batches of 8, decoded and collated by 2 workers; occupancy {share:.1%}",
         "loader",
         "pictures/s",
         "x",
