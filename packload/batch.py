@@ -140,6 +140,11 @@ class Batch(Mapping[Any, Any]):
     # ------------------------------------------------------------------ as a whole
 
     @property
+    def block(self) -> Block | None:
+        """What the batch was made from: its spec, its sizes and its buffer, as they were then."""
+        return self._source
+
+    @property
     def buffer(self) -> Tensor | None:
         """What all fields lie in, uint8 [nbytes]; None if they do not, or not any more.
 

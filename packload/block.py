@@ -80,15 +80,22 @@ class Leaf(NamedTuple):
     order: tuple[int, ...] = ()
     part: int = -1
 
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """The dtype itself."""
-        return getattr(torch, self.dtype)
+    def layout(self) -> Layout:
+        """How its values lie in memory."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return Layout(
+            dtype, NUMPY_DTYPES.get(dtype), dtype.itemsize * prod(self.static), self.static, self.part
+        )
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one cell or sample."""
-        return self.torch_dtype.itemsize * prod(self.static)
+
+class Layout(NamedTuple):
+    """How a field's values lie in memory; ``known`` is the numpy dtype, None where numpy has none."""
+
+    dtype: torch.dtype
+    known: np.dtype[Any] | None
+    row_bytes: int
+    static: tuple[int, ...]
+    part: int
 
 
 class Node(NamedTuple):
@@ -125,9 +132,17 @@ class Spec:
         return tuple(sorted(found, key=lambda leaf: leaf.slot))
 
     @cached_property
-    def field_sizes(self) -> tuple[tuple[int, int], ...]:
-        """Of every field in the buffer its partition, or -1, and its bytes a row."""
-        return tuple((leaf.part, leaf.row_bytes) for leaf in self.leaves)
+    def layouts(self) -> tuple[Layout, ...]:
+        """How the fields in the buffer lie there, by slot."""
+        return tuple(leaf.layout() for leaf in self.leaves)
+
+    @cached_property
+    def maps_of(self) -> tuple[tuple[tuple[str, int], ...], ...]:
+        """The name and the place among all maps of every map of a partition, by partition."""
+        return tuple(
+            tuple((m.name, k) for k, m in enumerate(self.maps) if m.part == part)
+            for part in range(self.partitions)
+        )
 
     @cached_property
     def partitions(self) -> int:
@@ -225,8 +240,8 @@ class Extents:
         self.rows = [map_rows(spec, m, lengths, cells) for m in spec.maps]
         self.offsets_stride = aligned(4 * (self.batch_size + 1)) // 4
         sizes = [lengths.nbytes, spec.partitions * self.offsets_stride * 4, *(4 * rows for rows in self.rows)]
-        for part, row_bytes in spec.field_sizes:
-            sizes.append(row_bytes * (self.batch_size if part < 0 else cells[part]))
+        for layout in spec.layouts:
+            sizes.append(layout.row_bytes * (cells[layout.part] if layout.part >= 0 else self.batch_size))
         self.starts: list[int] = []
         end = 8 * spec.count
         for size in sizes:
@@ -316,36 +331,47 @@ class Block:
                 return self._make(leaf)
         return self._make(leaf)
 
-    def _lies(self, leaf: Leaf) -> tuple[int, tuple[int, ...]]:
-        """Where a field begins, and its shape."""
-        rows = self.extents.cells[leaf.part] if leaf.kind == "packed" else self.extents.batch_size
-        return self.extents.starts[2 + len(self.spec.maps) + leaf.slot], (rows, *leaf.static)
-
-    def place(self, leaf: Leaf) -> tuple[Bytes, tuple[int, ...]]:
+    def place(self, slot: int) -> tuple[Bytes, tuple[int, ...]]:
         """The bytes of a field in host memory, and its shape [rows, *static]."""
-        start, shape = self._lies(leaf)
+        layout, start, shape = self._lies(slot)
         memory: Bytes = self.host  # type: ignore[assignment]
-        return memory[start : start + leaf.row_bytes * shape[0]], shape
+        return memory[start : start + layout.row_bytes * shape[0]], shape
+
+    def _lies(self, slot: int) -> tuple[Layout, int, tuple[int, ...]]:
+        layout, extents = self.spec.layouts[slot], self.extents
+        rows = extents.cells[layout.part] if layout.part >= 0 else extents.batch_size
+        return layout, extents.starts[2 + len(self.spec.maps) + slot], (rows, *layout.static)
 
     def _make(self, leaf: Leaf) -> Any:
-        start, shape = self._lies(leaf)
-        values = self._tensor(leaf.torch_dtype, start, shape)
-        packed = leaf.kind == "packed"
-        field = PackedTensor(values, self.grid(leaf.part), leaf.order) if packed else values
+        layout, start, shape = self._lies(leaf.slot)
+        end = start + layout.row_bytes * shape[0]
+        if self.host is not None and layout.known is not None:
+            flat = self.host[start:end].view(layout.known)
+            values = torch.from_numpy(flat.reshape(shape) if layout.static else flat)
+        else:
+            values = self._tensor(layout.dtype, start, end, shape)
+        field: Any = values
+        if layout.part >= 0:
+            grid = self._grids.get(layout.part) or self.grid(layout.part)
+            field = PackedTensor(values, grid, leaf.order)
         self._made.append((field, values))
         return field
 
-    def _tensor(self, dtype: torch.dtype, start: int, shape: tuple[int, ...]) -> Tensor:
-        """A contiguous tensor over a part of the buffer, with a storage of its own that begins there."""
+    def _tensor(self, dtype: torch.dtype, start: int, end: int, shape: tuple[int, ...]) -> Tensor:
+        """A contiguous tensor over bytes of the buffer, with a storage of its own that begins there."""
         if self.host is not None:
-            part = self.host[start : start + dtype.itemsize * prod(shape)]
-            known = NUMPY_DTYPES.get(dtype)
-            if known is not None:
-                return torch.from_numpy(part.view(known).reshape(shape))
-            return _over(torch.from_numpy(part).untyped_storage(), dtype, 0, shape, self.buffer.device)
+            storage = torch.from_numpy(self.host[start:end]).untyped_storage()
+            return _over(storage, dtype, 0, shape, self.buffer.device)
         first = (int(self.buffer.storage_offset()) + start) // dtype.itemsize
         inside = _over(self.buffer.untyped_storage(), dtype, first, shape, self.buffer.device)
         return from_dlpack(to_dlpack(inside)) if inside.device.type in _DLPACK else inside
+
+    def _indices(self, start: int, count: int) -> Tensor:
+        """Integers of 32 bits in the buffer."""
+        end = start + 4 * count
+        if self.host is not None:
+            return torch.from_numpy(self.host[start:end].view(np.int32))
+        return self._tensor(torch.int32, start, end, (count,))
 
     def grid(self, part: int) -> Grid:
         """The grid of a partition; made once."""
@@ -373,15 +399,12 @@ class Block:
 
     def _partition(self, part: int) -> tuple[Tensor, Tensor, Tensor]:
         start = self.extents.starts[1] + 4 * part * self.extents.offsets_stride
-        offsets = self._tensor(torch.int32, start, (self.extents.batch_size + 1,))
+        offsets = self._indices(start, self.extents.batch_size + 1)
         return torch.from_numpy(self.lengths[part]), offsets, structure.extent(self.extents.cells[part])
 
     def _maps(self, part: int) -> dict[str, Tensor]:
-        return {
-            m.name: self._tensor(torch.int32, start, (rows,))
-            for m, start, rows in zip(self.spec.maps, self.extents.starts[2:], self.extents.rows)
-            if m.part == part
-        }
+        starts, rows = self.extents.starts, self.extents.rows
+        return {name: self._indices(starts[2 + k], rows[k]) for name, k in self.spec.maps_of[part]}
 
     @property
     def intact(self) -> bool:
@@ -398,7 +421,7 @@ class Block:
 
     def _as_delivered(self, part: int, grid: Grid) -> bool:
         found = grid.part
-        maps = sum(m.part == part for m in self.spec.maps)
+        maps = len(self.spec.maps_of[part])
         products = sum(axes[0] == part for axes in self.spec.grids)
         same = len(found.maps) == maps and len(found.products) == products
         return same and not found.parts and found.dynamic is None

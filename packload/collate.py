@@ -319,8 +319,8 @@ class _Job:
         block = Block(spec, buffer, extents, lengths)
         _write_structure(block)
         written = [column for column in self.columns if column is not None and not column.loose]
-        for leaf, column in zip(spec.leaves, written):
-            column.write(*block.place(leaf))
+        for slot, column in enumerate(written):
+            column.write(*block.place(slot))
         return Batch.over(self._keep(block) if len(written) < len(self.columns) else block)
 
     def _fail_size(self, part: int, error: ValueError) -> NoReturn:

@@ -143,7 +143,7 @@ class Recorder:
                 self._totals[name] = 0.0
             times.append(value)
             self._totals[name] += value
-        block = result._source if isinstance(result, Batch) else None
+        block = result.block if isinstance(result, Batch) else None
         if block is None:
             tensors = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
             samples, nbytes = (

@@ -142,9 +142,9 @@ def test_memory_is_given_back_when_samples_turn_out_not_to_fit() -> None:
 
 def test_fields_are_made_on_first_access_and_once() -> None:
     batch = make()
-    assert not batch.__dict__["_source"]._made
+    assert not batch.block._made
     assert batch.x is batch["x"] and batch.meta.y is batch.meta["y"]
-    assert len(batch.__dict__["_source"]._made) == 2
+    assert len(batch.block._made) == 2
     assert batch.x.axes[0] is batch.pair.axes[1] is batch.ids.axes[0]
 
 
