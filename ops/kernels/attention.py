@@ -187,13 +187,36 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
     ctx.set_materialize_grads(False)
 
 
+class _First(torch.autograd.Function):
+    """Gradients as they are; to differentiate them again raises, where it would be lost silently."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, *grads: Tensor) -> tuple[Tensor, ...]:
+        return tuple(grad.view_as(grad) for grad in grads)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise NotImplementedError(
+            "attention has no second derivative; written out as (q @ k.mT * scale).softmax(-1) @ v it has"
+        )
+
+
+def _first(grads: tuple[Tensor, ...], sources: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+    """``grads`` that raise if autograd is to record how they depend on ``sources``, which it cannot."""
+    if not torch.is_grad_enabled():
+        return grads
+    anchor = next((t for t in sources if t is not None and t.requires_grad), None)
+    return grads if anchor is None else _First.apply(anchor, *grads)
+
+
 def _formula(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
     if grad is None:
         return (None,) * 12
     query, key, value, bias, q_lengths, k_lengths, seed, out, lse = ctx.saved_tensors
     of_bias = bias is not None and bias.is_floating_point() and ctx.needs_input_grad[3]
-    lengths = (q_lengths, k_lengths)
-    *grads, of = _backward(grad, query, key, value, bias, out, lse, of_bias, *lengths, *ctx.options, seed)
+    tensors = (grad, query, key, value, bias)
+    given = (out, lse, of_bias, q_lengths, k_lengths, *ctx.options, seed)
+    *grads, of = _first(_backward(*tensors, *given), tensors)
     return (*grads, of.to(bias.dtype) if of_bias else None, *(None,) * 8)
 
 
@@ -287,8 +310,9 @@ def _weights_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _weights_formula(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     query, key, bias, q_lengths, k_lengths, seed = ctx.saved_tensors
     of_bias = bias is not None and bias.is_floating_point() and ctx.needs_input_grad[2]
-    given = (q_lengths, k_lengths, *ctx.options, seed)
-    *grads, of = _weights_gradient(grad, query, key, bias, of_bias, *given)
+    tensors = (grad, query, key, bias)
+    given = (of_bias, q_lengths, k_lengths, *ctx.options, seed)
+    *grads, of = _first(_weights_gradient(*tensors, *given), tensors)
     return (*grads, of.to(bias.dtype) if of_bias else None, *(None,) * 9)
 
 

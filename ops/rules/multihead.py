@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import dispatch
 from ..attention import Call, attend, packed_weights
 from ..attention.bias import WHAT, module_bias
-from ..attention.operands import refuse, require_module_layout
+from ..attention.operands import MIXED, refuse, require_module_layout
 from ..tensor import PackedTensor, is_packed
 
 
@@ -60,7 +60,7 @@ def multi_head_attention(
         }
     )
     if not (is_packed(query) and is_packed(key) and is_packed(value)):
-        raise TypeError("multi-head attention: query, key and value must all be packed, or none")
+        raise TypeError(f"multi-head {WHAT}: {MIXED}")
     require_module_layout(query, key, value)
     heads = (num_heads, embed_dim_to_check // num_heads)
     separate = (q_proj_weight, k_proj_weight, v_proj_weight)

@@ -1,7 +1,7 @@
 """No sample sees another: what one sample holds changes no other's output or gradient, bit for bit.
 
-For every backend. ``flash`` and ``varlen`` run on stand-ins, PyTorch's formula on each sample with the arguments
-of the real function; that shows what the adapters hand over: rows, starts and largest lengths of the samples.
+For every backend. ``flash`` and ``varlen`` run on stand-ins, PyTorch's formula on each sample with the arguments of
+the real function; that shows what the adapters hand over: rows, starts and largest lengths of the samples.
 """
 
 from __future__ import annotations
@@ -109,7 +109,11 @@ def results(call: Callable[..., Any], batches: list[Ragged], grad: bool) -> list
 
 
 def assert_no_leak(
-    call: Callable[..., Any], before: list[Ragged], after: list[Ragged], which: int = CHANGED, grad: bool = True
+    call: Callable[..., Any],
+    before: list[Ragged],
+    after: list[Ragged],
+    which: int = CHANGED,
+    grad: bool = True,
 ) -> None:
     """Results of sample ``which`` differ, all others are the same bit for bit."""
     one, other = (results(call, batches, grad) for batches in (before, after))
