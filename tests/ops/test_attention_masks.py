@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ops
 from ops.rules.attention import packed_attention
@@ -200,20 +201,82 @@ def test_grouped_heads(queries: list[int], keys: list[int], shared: int, bias: s
 @pytest.mark.parametrize("window", [(1, -1), (-1, 0), (0, 0), (1, 2)])
 @pytest.mark.parametrize("biased", [False, True])
 def test_a_window(queries: list[int], keys: list[int], window: tuple[int, int], biased: bool) -> None:
-    left, right = window
     operands = qkv(queries, keys)
     if biased:
         operands.append(make({"n": queries, "m": keys}, "2 n m", seed=3))
 
     def dense(q: Tensor, k: Tensor, v: Tensor, b: Tensor | None = None) -> Tensor:
-        ahead = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None]
-        hidden = torch.zeros_like(ahead, dtype=torch.bool)
-        hidden |= (ahead < -left) if left >= 0 else False
-        hidden |= (ahead > right) if right >= 0 else False
-        added = torch.zeros(ahead.shape, dtype=q.dtype) if b is None else b
-        return sdpa(q, k, v, attn_mask=added.masked_fill(hidden, -torch.inf))
+        return windowed(q, k, v, b, window)
 
     check_sdpa(lambda q, k, v, b=None: packed_attention(q, k, v, b, window=window), *operands, dense=dense)
+
+
+def windowed(q: Tensor, k: Tensor, v: Tensor, b: Tensor | None, window: tuple[int, int]) -> Tensor:
+    """PyTorch's formula with the window as a bias."""
+    left, right = window
+    ahead = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None]
+    hidden = torch.zeros_like(ahead, dtype=torch.bool)
+    hidden |= (ahead < -left) if left >= 0 else False
+    hidden |= (ahead > right) if right >= 0 else False
+    added = torch.zeros(ahead.shape, dtype=q.dtype) if b is None else b
+    return sdpa(q, k, v, attn_mask=added.masked_fill(hidden, -torch.inf), enable_gqa=True)
+
+
+LONG = {"n": [300, 0, 70, 129, 5], "m": [150, 90, 0, 300, 400]}
+
+
+@pytest.mark.parametrize("window", [(10, 3), (0, 0), (70, -1), (-1, 20), (-1, 0), (130, 200)])
+@pytest.mark.parametrize("axes", ["n", "m"], ids=["self", "cross"])
+@pytest.mark.parametrize("kind", ["plain", "causal", "grouped", "biased", "masked", "bfloat16"])
+def test_a_window_in_blocks(window: tuple[int, int], axes: str, kind: str) -> None:
+    """Samples of many blocks, of one, and of queries beyond the last key's window."""
+    dtype = torch.bfloat16 if kind == "bfloat16" else torch.float64
+    shared = 1 if kind == "grouped" else HEADS
+    operands = [
+        make(LONG, "2 n 8", dtype=dtype),
+        *(make(LONG, f"{shared} {axes} 8", dtype=dtype, seed=s) for s in (1, 2)),
+    ]
+    if kind in ("biased", "masked"):
+        bias = make(LONG, f"2 n {axes}", seed=3)
+        operands.append(bias if kind == "biased" else seen(bias))
+    causal = kind == "causal"
+    reach = (window[0], 0) if causal else window
+
+    def dense(q: Tensor, k: Tensor, v: Tensor, b: Tensor | None = None) -> Tensor:
+        if b is not None and b.dtype == torch.bool:
+            b = torch.zeros(b.shape, dtype=q.dtype).masked_fill(~b, -torch.inf)
+        return windowed(q, k, v, b, reach)
+
+    def ours(q: Any, k: Any, v: Any, b: Any = None) -> Any:
+        return packed_attention(q, k, v, b, window=window, causal=causal, grouped=True)
+
+    tolerance = {"rtol": 3e-2, "atol": 3e-2} if dtype == torch.bfloat16 else {}
+    check_sdpa(ours, *operands, dense=dense, **tolerance)
+
+
+class Scores(TorchDispatchMode):
+    """Counts the scores that fused kernels compute, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = {"forward": 0, "backward": 0}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        if "flash_attention_for_cpu" in name:
+            q, k = args[1:3] if "backward" in name else args[:2]
+            self.count["backward" if "backward" in name else "forward"] += q.shape[2] * k.shape[2]
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("window", [(20, 5), (30, 0)])
+def test_work_grows_with_the_window(window: tuple[int, int]) -> None:
+    lengths = [1000, 0, 500]
+    (x,) = pack(make(lengths, "2 n 8", dtype=torch.float32))
+    with Scores() as scores:
+        packed_attention(*[x.requires_grad_()] * 3, window=window).values.sum().backward()
+    for count in scores.count.values():
+        assert sum(lengths) * (sum(window) + 1) <= count <= sum(lengths) * (sum(window) + 64)
 
 
 def test_dropout_keeps_the_expectation_and_its_gradient_is_that_of_the_kept_weights() -> None:

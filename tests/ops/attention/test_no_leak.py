@@ -1,7 +1,7 @@
 """No sample sees another: what one sample holds changes no other's output or gradient, bit for bit.
 
-For every backend. ``flash`` and ``varlen`` run on stand-ins, PyTorch's formula on each sample with the arguments of
-the real function; that shows what the adapters hand over: rows, starts and largest lengths of the samples.
+For every backend. ``flash`` and ``varlen`` run on stand-ins, PyTorch's formula on each sample with the
+arguments of the real function; that shows what the adapters hand over: rows, starts and largest lengths.
 """
 
 from __future__ import annotations
