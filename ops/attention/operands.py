@@ -61,13 +61,6 @@ def require_module_layout(query: PackedTensor, key: PackedTensor, value: PackedT
     require_batch(query, key)
 
 
-def refuse(reasons: dict[str, bool]) -> None:
-    """Raise NotImplementedError, naming the arguments that are asked for and not supported."""
-    for name, given in reasons.items():
-        if given:
-            raise NotImplementedError(f"multi-head attention on packed tensors does not take {name} yet")
-
-
 def token_major(x: PackedTensor) -> Tensor:
     """(..., n, D) -> [T, H, D]."""
     if len(x.axes) != 1 or len(x.order) < 3 or x.order[-2] != 1 or x.order[-1] < 2:

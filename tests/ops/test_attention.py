@@ -339,18 +339,6 @@ def test_multihead_attention_with_other_key_and_value_widths() -> None:
     )
 
 
-@pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}], ids=str)
-def test_unusual_multihead_options_are_right_or_refused(options: dict[str, bool]) -> None:
-    module = nn.MultiheadAttention(4, HEADS, batch_first=True, dtype=torch.float64, **options)
-    try:
-        module(*pack(make([3, 5])) * 3, need_weights=False)
-    except (NotImplementedError, TypeError):
-        return
-    check_attention(
-        lambda x: module(x, x, x, need_weights=False)[0], make([3, 5]), params=module.parameters()
-    )
-
-
 def test_a_classifier_of_reviews() -> None:
     """Embedding, encoder, mean, linear: all parameters' gradients."""
     embedding, head = nn.Embedding(6, 4, dtype=torch.float64), nn.Linear(4, 3, dtype=torch.float64)

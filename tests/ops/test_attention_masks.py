@@ -490,6 +490,103 @@ def test_a_key_padding_mask_hides_keys(packed_mask: bool, attn: bool) -> None:
         torch.testing.assert_close(weights.to_list()[i], want[1][0])
 
 
+MORE_KEYS = pytest.mark.parametrize(
+    "more",
+    [
+        {"add_bias_kv": True},
+        {"add_zero_attn": True},
+        {"add_bias_kv": True, "add_zero_attn": True, "kdim": 6, "vdim": 3},
+    ],
+    ids=["bias_kv", "zero_attn", "both"],
+)
+
+
+def with_more_keys(
+    more: dict[str, Any], queries: list[int], keys: list[int]
+) -> tuple[nn.MultiheadAttention, Ragged, Ragged, Ragged]:
+    """A module that adds keys, and its operands; keys and values have an axis of their own."""
+    attention = module(**more)
+    k = make({"m": keys}, f"m {attention.kdim}", seed=1)
+    return attention, make({"n": queries}), k, make({"m": keys}, f"m {attention.vdim}", seed=2)
+
+
+@MORE_KEYS
+@PAIRS
+@pytest.mark.parametrize("average", [True, False])
+def test_a_module_that_adds_keys_to_every_sample(
+    more: dict[str, Any], queries: list[int], keys: list[int], average: bool
+) -> None:
+    """Also where a sample has none of its own."""
+    attention, q, k, v = with_more_keys(more, queries, keys)
+    for options in ({"need_weights": False}, {"average_attn_weights": average}):
+        check_sdpa(lambda *x, o=options: attention(*x, **o)[0], q, k, v, params=attention.parameters())
+    check_sdpa(lambda *x: attention(*x, average_attn_weights=average)[1], q, k, v)
+
+
+@pytest.mark.parametrize("more", [{}, *MORE_KEYS.mark.args[1]], ids=str)
+@pytest.mark.parametrize("kind", ["boolean", "added"])
+@pytest.mark.parametrize("shape", ["n m", "batch n m", "padding", "both", "packed"])
+@pytest.mark.parametrize(("queries", "keys"), [([3, 2, 5], [4, 3, 2]), ([3], [4]), ([1], [1])])
+def test_masks_of_a_module(
+    more: dict[str, Any], kind: str, shape: str, queries: list[int], keys: list[int]
+) -> None:
+    """They say nothing of what was added, which every query sees."""
+    attention, q, k, v = with_more_keys(more, queries, keys)
+    packed, generator = pack(q, k, v), torch.Generator().manual_seed(0)
+    size = [max(queries), max(keys)]
+    mask, padding = (
+        torch.randn(s, generator=generator, dtype=torch.float64)
+        for s in ([len(queries) * HEADS, *size] if shape == "batch n m" else size, [len(keys), size[1]])
+    )
+    mask[..., 0] = padding[:, 0] = -1.0
+    if kind == "boolean":
+        mask, padding = mask > 0.3, padding > 0.3
+    given: dict[str, Any] = {"attn_mask": None if shape == "padding" else mask}
+    if shape in ("padding", "both"):
+        given["key_padding_mask"] = padding
+    if shape == "packed":
+        given["key_padding_mask"] = ops.PackedTensor.from_padded(padding, keys)
+    out, weights = attention(*packed, **given)
+    for i, sample in enumerate(zip(q.samples, k.samples, v.samples)):
+        n, m = len(sample[0]), len(sample[1])
+        part = mask if mask.dim() == 2 else mask[i * HEADS : (i + 1) * HEADS]
+        part = None if shape == "padding" else part[..., :n, :m]
+        hidden = padding[i : i + 1, :m] if "key_padding_mask" in given else None
+        want = attention(*(s[None] for s in sample), attn_mask=part, key_padding_mask=hidden)
+        torch.testing.assert_close(out.to_list()[i], want[0][0])
+        torch.testing.assert_close(weights.to_list()[i], want[1][0])
+        assert weights.to_list()[i].shape == (
+            n,
+            m + more.get("add_bias_kv", 0) + more.get("add_zero_attn", 0),
+        )
+
+
+def test_causal_of_a_module_that_adds_keys_reads_the_mask() -> None:
+    attention, batch = module(add_bias_kv=True), make([3, 1, 5])
+    mask = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
+    check_sdpa(
+        lambda x, m: attention(x, x, x, attn_mask=m, is_causal=isinstance(x, ops.PackedTensor))[0],
+        batch,
+        Dense(mask, "n n"),
+        params=attention.parameters(),
+    )
+    with pytest.raises(NotImplementedError, match="is_causal says nothing of the keys .* as attn_mask"):
+        attention(*[*pack(batch)] * 3, is_causal=True, need_weights=False)
+
+
+def test_static_keys_and_half_of_a_bias_are_refused() -> None:
+    attention = module(add_bias_kv=True)
+    (x,) = (p.transpose(0, 1) for p in pack(make([3, 5])))
+    weights = (attention.in_proj_weight, attention.in_proj_bias)
+    rest = (0.0, attention.out_proj.weight, attention.out_proj.bias)
+    with pytest.raises(NotImplementedError, match="static_k and static_v: .* scaled_dot_product_attention"):
+        F.multi_head_attention_forward(
+            x, x, x, 4, HEADS, *weights, None, None, False, *rest, static_k=torch.zeros(4, 3, 2)
+        )
+    with pytest.raises(ValueError, match="bias_k and bias_v go together"):
+        F.multi_head_attention_forward(x, x, x, 4, HEADS, *weights, attention.bias_k, None, False, *rest)
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_an_encoder_with_a_mask_and_padding(training: bool, batch_first: bool) -> None:

@@ -188,11 +188,15 @@ def test_any_sample_of_any_lengths(data: st.DataObject) -> None:
 
 @DTYPES
 @pytest.mark.parametrize("average", [True, False])
-def test_the_weights_of_a_module(average: bool, dtype: torch.dtype) -> None:
-    module = nn.MultiheadAttention(16, 4, batch_first=True, dtype=dtype)
+@pytest.mark.parametrize("more", [{}, {"add_bias_kv": True}, {"add_zero_attn": True}], ids=str)
+def test_the_weights_of_a_module(more: dict[str, bool], average: bool, dtype: torch.dtype) -> None:
+    module = nn.MultiheadAttention(16, 4, batch_first=True, dtype=dtype, **more)
     x = make(LENGTHS, "n 16", dtype=dtype)
+
+    def call(x: Any) -> Any:
+        return module(x, x, x, average_attn_weights=average)
+
     for change in CHANGES.values():
-        call = lambda x: module(x, x, x, average_attn_weights=average)  # noqa: E731
         assert_no_leak(call, [x], [changed(x, change)])
 
 
