@@ -161,11 +161,13 @@ class Operands:
         return found
 
     def _band(self, n: int, m: int, shift: int, options: Options) -> Tensor:
-        """The window as what is added: (1, 1, n, m). Inner blocks of all samples have one."""
+        """The window as what is added: (1, 1, n, m); one for all whole blocks that lie alike."""
         found = self.bands.get((n, m, shift))
         if found is None:
             seen = _seen(n, m, shift, options, self.query.device)
-            found = self.bands[n, m, shift] = _additive(seen, self.query.dtype)[None, None]
+            found = _additive(seen, self.query.dtype)[None, None]
+            if n == _BLOCK and UNLIMITED not in (options.left, options.right):
+                self.bands[n, m, shift] = found
         return found
 
 
