@@ -2,10 +2,10 @@
 
 First `scaled_dot_product_attention` alone, 32 samples of log-normal lengths (mean 178, at most 512), 8 heads
 of 32 features: on a `PackedTensor`, on each sample of one split, on padded batches with a mask, also with a
-bias for each pair, and in fewer rounds on `torch.nested`. Then a training step (without the optimiser) of
-unmodified `nn.TransformerEncoder` and `nn.Transformer`: packed, padded with a mask, packed by hand from the
-same weights, and where the package is installed danling. All sides take turns; a figure is the median of the
-ratios of the rounds.
+bias for each pair, and in fewer rounds on `torch.nested`; on long samples with a window. Then a training step
+(without the optimiser) of unmodified `nn.TransformerEncoder`, `nn.Transformer` and `nn.TransformerDecoder`:
+packed, padded with a mask, packed by hand from the same weights, and where the package is installed danling.
+All sides take turns; a figure is the median of the ratios of the rounds.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from examples.benchmarks._timing import Case, interleaved, threads
 from ops import PackedTensor
+from ops.nn import attention
 from packload.demo.data import load_reviews
 
 HEADS, HEAD_DIM, WIDTH = 8, 32, 256
@@ -105,6 +106,29 @@ def attention_sides(
     return {name: _call(fn, leaves[: 4 if bias else 3], backward) for name, (fn, leaves) in sides.items()}
 
 
+def window_sides(lengths: list[int], reach: int, *, backward: bool) -> Sides:
+    """Queries see ``reach`` keys before and behind them: packed, and each sample with a mask."""
+    torch.manual_seed(0)
+    rows = [torch.randn(sum(lengths), HEADS, HEAD_DIM) for _ in range(3)]
+    grid = PackedTensor.from_list(list(rows[0].split(lengths)), "n _ _").grid
+    places = torch.arange(max(lengths))
+    seen = (places - places[:, None]).abs() <= reach
+
+    def on_packed(leaves: list[Any]) -> Any:
+        q, k, v = (PackedTensor(x, grid, (0, 1, 2, 3)).transpose(1, 2) for x in leaves)
+        return attention(q, k, v, window=(reach, reach)).values
+
+    def on_split(leaves: list[Any]) -> Any:
+        outs = []
+        for n, *one in zip(lengths, *(x.split(lengths) for x in leaves)):
+            q, k, v = (t.transpose(0, 1)[None] for t in one)
+            outs.append(sdpa(q, k, v, attn_mask=seen[:n, :n])[0].transpose(0, 1))
+        return torch.cat(outs)
+
+    sides = {"packed": on_packed, "each sample": on_split}
+    return {name: _call(fn, rows, backward) for name, fn in sides.items()}
+
+
 def _call(fn: Callable[[list[Any]], Any], leaves: list[Tensor], backward: bool) -> Callable[[], Any]:
     if not backward:
 
@@ -160,6 +184,24 @@ def transformer_sides(sources: list[int], targets: list[int], layers: int) -> Si
         "packed": lambda: model(x, y, tgt_is_causal=True).values,
         "by hand": by_hand,
         "padded": padded,
+    }
+    return {name: _step(model, fn) for name, fn in sides.items()}
+
+
+def decoder_sides(sources: list[int], targets: list[int], layers: int) -> Sides:
+    """Forward and backward of `nn.TransformerDecoder`: causal over the targets, then over the sources."""
+    torch.manual_seed(0)
+    layer = nn.TransformerDecoderLayer(WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True)
+    model = nn.TransformerDecoder(layer, layers)
+    memory = PackedTensor.from_list([torch.randn(n, WIDTH) for n in sources], "n _")
+    y = PackedTensor.from_list([torch.randn(n, WIDTH) for n in targets], "m _")
+    inputs, outputs, hidden, padding = memory.to_padded(), y.to_padded(), ~memory.mask(), ~y.mask()
+    causal = nn.Transformer.generate_square_subsequent_mask(outputs.shape[1]).isinf()
+    masks = {"memory_key_padding_mask": hidden, "tgt_key_padding_mask": padding, "tgt_mask": causal}
+    sides = {
+        "packed": lambda: model(y, memory, tgt_is_causal=True).values,
+        "by hand": lambda: _decoded_by_hand(model, y.values, memory.values, targets, sources),
+        "padded": lambda: model(outputs, inputs, **masks)[~padding],
     }
     return {name: _step(model, fn) for name, fn in sides.items()}
 
@@ -262,12 +304,17 @@ def programs(given: Any) -> list[tuple[str, Callable[[], Sides], int]]:
         name = f"against torch.nested, {'forward and backward' if backward else 'forward'}"
         make = partial(attention_sides, lengths, torch.float32, backward=backward, nested=True)
         found.append((name, make, 3))
+    for backward in (False, True):
+        name = f"a window of 257 keys, {'forward and backward' if backward else 'forward'}"
+        long = [8 * n for n in lengths[:8]]
+        found.append((name, partial(window_sides, long, 128, backward=backward), 5))
     reviews = load_reviews(limit=1000 + given.samples, seed=given.seed).train
     words = reviews.lengths.clip(max=512).tolist()
     found.append(("encoder on reviews", partial(encoder_sides, words, given.layers), given.steps))
     pairs = parallel_lengths(given.samples, given.seed)
     both = partial(transformer_sides, *pairs, given.layers)
     found.append(("encoder-decoder on parallel text", both, given.steps))
+    found.append(("decoder on parallel text", partial(decoder_sides, *pairs, given.layers), given.steps))
     return found
 
 

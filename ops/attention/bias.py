@@ -118,12 +118,19 @@ def _expanded(mask: Any, batch: int, heads: int) -> Any:
     return mask.unflatten(0, (batch, heads)) if mask.dim() == 3 else mask
 
 
+def by_cell(bias: Tensor, query: PackedTensor, key: PackedTensor) -> Tensor:
+    """A bias of a module as [cells, 1 or H], also where all samples share it."""
+    if bias.dim() == 2:
+        return bias
+    layout = score_layout(query.axes[0], key.axes[0], MODULE_SCORES)
+    rows = dense_payload(WHAT, bias.expand(query.batch_size, -1, -1, -1), layout)
+    return rows.expand(layout.grid.cells, *rows.shape[1:])
+
+
 def _both(a: Tensor, b: Tensor, query: PackedTensor, key: PackedTensor) -> Tensor:
-    """The sum of two biases, where the first may be shared by all samples."""
-    if a.dim() == 3:
-        a = pair_bias(
-            a.expand(query.batch_size, -1, -1, -1), query.axes[0], key.axes[0], MODULE_SCORES, [a.shape[0]]
-        )
+    """The sum of two biases, by position where all samples share both."""
+    if a.dim() != b.dim():
+        a, b = (by_cell(x, query, key) for x in (a, b))
     if a.dtype == b.dtype == torch.bool:
         return a & b
     a, b = (_additive(x) for x in (a, b))

@@ -3,6 +3,9 @@
 A query and a key meet where their samples agree; causality and windows compare positions inside samples, and
 a bias is read at the pair's cell. Fast only where it is compiled, which it is on CUDA devices; on a CPU it
 has no backward, and in eager makes all scores of all samples at once.
+
+A key that is not seen still takes part with the weight 0, and 0 times nan is nan: values that are not finite
+are taken out before, and the samples they belong to are set to nan after.
 """
 
 from __future__ import annotations
@@ -40,11 +43,20 @@ def run(call: Call) -> Tensor:
     mask = create_block_mask(
         _seen(call), None, None, call.q.total, call.k.total, device=call.query.device.type
     )
-    q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (call.query, call.key, call.value))
+    values, spoilt = _finite(call)
+    q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (call.query, call.key, values))
     attend = _compiled() if q.is_cuda and not torch.compiler.is_compiling() else flex_attention
     grouped = call.query.shape[1] != call.key.shape[1]
     out = attend(q, k, v, score_mod=_added(call), block_mask=mask, scale=call.scale, enable_gqa=grouped)
-    return out.squeeze(0).transpose(0, 1)
+    return out.squeeze(0).transpose(0, 1).masked_fill(spoilt, torch.nan)
+
+
+def _finite(call: Call) -> tuple[Tensor, Tensor]:
+    """The values without what is not finite, and the queries of samples that had such: [Tq, 1, 1]."""
+    bad = ~call.value.isfinite()
+    rows = bad.flatten(1).any(1).to(torch.float32)
+    samples = rows.new_zeros(call.k.batch_size).index_add(0, call.k.sample_ids, rows)
+    return call.value.masked_fill(bad, 0.0), (samples > 0)[call.q.sample_ids][:, None, None]
 
 
 @functools.cache

@@ -9,6 +9,12 @@ from ..axis import require_same
 from ..tensor import PackedTensor
 from .bias import WHAT
 
+#: Said where some operands are packed and some are dense.
+MIXED = (
+    "query, key and value must all be packed, or none; a dense one is packed by "
+    "PackedTensor.from_padded(y, lengths)"
+)
+
 
 def require_batch(query: PackedTensor, key: PackedTensor) -> None:
     """Raise ValueError where queries and keys are of different batches."""
@@ -32,11 +38,14 @@ def require_heads(q: Tensor, k: Tensor, v: Tensor, grouped: bool) -> None:
     """Raise ValueError where heads or features of queries, keys and values do not go together."""
     heads, shared = q.shape[1], k.shape[1]
     fits = heads == shared or (grouped and shared > 0 and heads % shared == 0)
-    if not fits or shared != v.shape[1] or q.shape[2] != k.shape[2]:
+    if not fits or shared != v.shape[1]:
         raise ValueError(
-            f"{WHAT}: query, key and value of {heads}, {shared} and {v.shape[1]} heads, query and key of "
-            f"{q.shape[2]} and {k.shape[2]} features do not fit; enable_gqa=True shares heads of keys among "
-            "a multiple of them"
+            f"{WHAT}: query, key and value of {heads}, {shared} and {v.shape[1]} heads do not fit; "
+            "enable_gqa=True shares heads of keys and values among a multiple of them"
+        )
+    if q.shape[2] != k.shape[2]:
+        raise ValueError(
+            f"{WHAT}: query and key features of {q.shape[2]} and {k.shape[2]} differ; project one"
         )
 
 
@@ -50,13 +59,6 @@ def require_module_layout(query: PackedTensor, key: PackedTensor, value: PackedT
             )
     require_same(key.axes[0], value.axes[0], f"{WHAT}: key against value")
     require_batch(query, key)
-
-
-def refuse(reasons: dict[str, bool]) -> None:
-    """Raise NotImplementedError, naming the arguments that are asked for and not supported."""
-    for name, given in reasons.items():
-        if given:
-            raise NotImplementedError(f"multi-head attention on packed tensors does not take {name} yet")
 
 
 def token_major(x: PackedTensor) -> Tensor:

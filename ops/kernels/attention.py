@@ -21,16 +21,19 @@ from torch import Tensor
 
 from .define import define
 from .sample_attention import (
+    UNLIMITED,
     Operands,
     Options,
+    Result,
     Sample,
     backward,
+    blocks,
+    cut,
     forward,
-    rows_of,
+    put,
     samples,
     scores_backward,
     softmax_backward,
-    view,
     weights,
     wide,
 )
@@ -45,10 +48,19 @@ _ARGUMENTS = (
 _INPUTS = "Tensor query, Tensor key, Tensor value, Tensor? bias, "
 
 
-def _run(operands: Operands, found: list[Sample], work: Callable[[Sample], None], apart: bool = True) -> None:
+def _run(
+    operands: Operands,
+    found: list[Sample],
+    work: Callable[[Sample], None],
+    options: Options,
+    apart: bool = True,
+) -> None:
     """``work`` on each sample, which writes to places of its own if they are ``apart``."""
     width = operands.query.shape[1] * operands.query.shape[2]
-    costs = [float(s.n * s.m * width) for s in found]
+    if options.windowed:
+        costs = [float(width * sum(b.n * b.m for b in blocks(s, options))) for s in found]
+    else:
+        costs = [float(s.n * s.m * width) for s in found]
     parallel = apart and operands.query.device.type == "cpu"
     for_each(work, found, costs, _SMALL if parallel else float("inf"))
 
@@ -61,6 +73,10 @@ def _lined_up(*tensors: Tensor) -> tuple[Tensor, ...]:
 def _options(
     causal: bool, left: int, right: int, scale: float, dropout: float, seed: Tensor, *rest: Any
 ) -> Options:
+    if causal and (left, right) != (UNLIMITED, UNLIMITED):
+        causal, right = False, 0  # one band says both
+    if (left, right) == (UNLIMITED, 0):
+        causal, right = True, UNLIMITED
     return Options(causal, left, right, scale, dropout, int(seed) if dropout else 0)
 
 
@@ -80,18 +96,18 @@ def _attention(
     *given: Any,
 ) -> tuple[Tensor, Tensor]:
     query, key, value = _lined_up(query, key, value)
-    operands, options = Operands(query, key, value, bias), _options(*given)
+    lengths, options = (q_lengths.tolist(), k_lengths.tolist()), _options(*given)
+    operands = Operands(query, key, value, bias, lengths)
     rows, heads = query.shape[:2]
-    found, whole = samples(q_lengths, k_lengths)
+    found, whole = samples(*lengths)
     out = _new((rows, heads, value.shape[2]), query, query.dtype, whole)
     lse = _new((rows, heads), query, wide(query.dtype), whole)
+    targets = list(zip(*(cut(x, lengths[0], operands.groups) for x in (out, lse))))
 
     def work(s: Sample) -> None:
-        o, total = forward(operands, s, options)
-        view(out, s.q, s.n, operands.groups).copy_(o)
-        view(lse.unsqueeze(-1), s.q, s.n, operands.groups).copy_(total.unsqueeze(-1))
+        forward(operands, s, options, *targets[s.number])
 
-    _run(operands, found, work)
+    _run(operands, found, work, options)
     return out, lse
 
 
@@ -115,23 +131,28 @@ def _attention_backward(
     *given: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     grad, query, key, value = _lined_up(grad, query, key, value)
-    operands, options = Operands(query, key, value, bias), _options(*given)
-    found, whole = samples(q_lengths, k_lengths)
-    targets = [_new(t.shape, t, t.dtype, whole) for t in (query, key, value)]
+    lengths, options = (q_lengths.tolist(), k_lengths.tolist()), _options(*given)
+    operands = Operands(query, key, value, bias, lengths)
+    found, whole = samples(*lengths)
+    grads = [_new(t.shape, t, t.dtype, whole) for t in (query, key, value)]
+    targets = _targets(operands, grads, lengths)
     grad_bias = _room_for(bias, of_bias)
-    groups = operands.groups
+    results = list(zip(*(cut(x, lengths[0], operands.groups) for x in (grad, out, lse))))
 
     def work(s: Sample) -> None:
-        g, o = view(grad, s.q, s.n, groups), view(out, s.q, s.n, groups)
-        total = view(lse.unsqueeze(-1), s.q, s.n, groups).squeeze(-1)
-        *parts, added = backward(operands, s, options, g, o, total, of_bias)
-        for target, part, start in zip(targets, parts, (s.q, s.k, s.k)):
-            target.narrow(0, start, part.shape[2]).copy_(rows_of(part, target.shape[1]))
+        result = Result(*results[s.number])
+        added = backward(operands, s, options, result, targets[s.number], of_bias)
         if added is not None:
             _put_bias(grad_bias, added, s)
 
-    _run(operands, found, work, apart=not of_bias or grad_bias.dim() == 2)
-    return (*targets, grad_bias)  # type: ignore[return-value]
+    _run(operands, found, work, options, apart=not of_bias or grad_bias.dim() == 2)
+    return (*grads, grad_bias)  # type: ignore[return-value]
+
+
+def _targets(operands: Operands, grads: list[Tensor], lengths: tuple[list[int], list[int]]) -> list[Any]:
+    """For every sample the places of its gradients of queries, keys and perhaps values."""
+    cuts = (cut(x, lengths[min(i, 1)], operands.groups) for i, x in enumerate(grads))
+    return list(zip(*cuts))
 
 
 def _room_for(bias: Tensor | None, wanted: bool) -> Tensor:
@@ -187,13 +208,36 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
     ctx.set_materialize_grads(False)
 
 
+class _First(torch.autograd.Function):
+    """Gradients as they are; to differentiate them again raises, where it would be lost silently."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, *grads: Tensor) -> tuple[Tensor, ...]:
+        return tuple(grad.view_as(grad) for grad in grads)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise NotImplementedError(
+            "attention has no second derivative; written out as (q @ k.mT * scale).softmax(-1) @ v it has"
+        )
+
+
+def _first(grads: tuple[Tensor, ...], sources: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+    """``grads`` that raise if autograd is to record how they depend on ``sources``, which it cannot."""
+    if not torch.is_grad_enabled():
+        return grads
+    anchor = next((t for t in sources if t is not None and t.requires_grad), None)
+    return grads if anchor is None else _First.apply(anchor, *grads)
+
+
 def _formula(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
     if grad is None:
         return (None,) * 12
     query, key, value, bias, q_lengths, k_lengths, seed, out, lse = ctx.saved_tensors
     of_bias = bias is not None and bias.is_floating_point() and ctx.needs_input_grad[3]
-    lengths = (q_lengths, k_lengths)
-    *grads, of = _backward(grad, query, key, value, bias, out, lse, of_bias, *lengths, *ctx.options, seed)
+    tensors = (grad, query, key, value, bias)
+    given = (out, lse, of_bias, q_lengths, k_lengths, *ctx.options, seed)
+    *grads, of = _first(_backward(*tensors, *given), tensors)
     return (*grads, of.to(bias.dtype) if of_bias else None, *(None,) * 8)
 
 
@@ -221,7 +265,8 @@ def _attention_weights(
     k_lengths: Tensor,
     *given: Any,
 ) -> Tensor:
-    operands, options = Operands(query, key, key, bias), _options(*given)
+    lengths, options = (q_lengths.tolist(), k_lengths.tolist()), _options(*given)
+    operands = Operands(query, key, key, bias, lengths)
     out = query.new_zeros((cells, query.shape[1]))
 
     def work(s: Sample) -> None:
@@ -229,7 +274,7 @@ def _attention_weights(
         soft = soft if keep is None else soft * keep
         out.narrow(0, s.cell, s.n * s.m).view(s.n, s.m, -1).copy_(soft.flatten(0, 1).permute(1, 2, 0))
 
-    _run(operands, samples(q_lengths, k_lengths)[0], work)
+    _run(operands, samples(*lengths)[0], work, options)
     return out
 
 
@@ -242,10 +287,11 @@ def _attention_weights_fake(
 def _weights_backward(
     grad: Tensor, query: Tensor, key: Tensor, bias: Tensor | None, of_bias: bool, *given: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    (q_lengths, k_lengths), options = given[:2], _options(*given[2:])
-    operands = Operands(query, key, key, bias)
-    found, whole = samples(q_lengths, k_lengths)
-    targets = [_new(t.shape, t, t.dtype, whole) for t in (query, key)]
+    lengths, options = (given[0].tolist(), given[1].tolist()), _options(*given[2:])
+    operands = Operands(query, key, key, bias, lengths)
+    found, whole = samples(*lengths)
+    grads = [_new(t.shape, t, t.dtype, whole) for t in (query, key)]
+    targets = _targets(operands, grads, lengths)
     grad_bias = _room_for(bias, of_bias)
 
     def work(s: Sample) -> None:
@@ -253,14 +299,14 @@ def _weights_backward(
         part = grad.narrow(0, s.cell, s.n * s.m).view(s.n, s.m, -1).permute(2, 0, 1).to(soft.dtype)
         part = part.reshape(soft.shape) if keep is None else part.reshape(soft.shape) * keep
         of = softmax_backward(part.clone(), soft, (part * soft).sum(-1, keepdim=True))
-        q, k = (t.to(soft.dtype) for t in operands.of(s)[:2])
-        for target, one, start in zip(targets, scores_backward(of, q, k, options), (s.q, s.k)):
-            target.narrow(0, start, one.shape[2]).copy_(rows_of(one, target.shape[1]))
+        q, k = (t.to(soft.dtype) for t in operands.parts[s.number][:2])
+        for target, one in zip(targets[s.number], scores_backward(of, q, k, options)):
+            put(target, one)
         if of_bias:
             _put_bias(grad_bias, of, s)
 
-    _run(operands, found, work, apart=not of_bias or grad_bias.dim() == 2)
-    return (*targets, grad_bias)  # type: ignore[return-value]
+    _run(operands, found, work, options, apart=not of_bias or grad_bias.dim() == 2)
+    return (*grads, grad_bias)  # type: ignore[return-value]
 
 
 def _weights_backward_fake(
@@ -287,8 +333,9 @@ def _weights_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _weights_formula(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     query, key, bias, q_lengths, k_lengths, seed = ctx.saved_tensors
     of_bias = bias is not None and bias.is_floating_point() and ctx.needs_input_grad[2]
-    given = (q_lengths, k_lengths, *ctx.options, seed)
-    *grads, of = _weights_gradient(grad, query, key, bias, of_bias, *given)
+    tensors = (grad, query, key, bias)
+    given = (of_bias, q_lengths, k_lengths, *ctx.options, seed)
+    *grads, of = _first(_weights_gradient(*tensors, *given), tensors)
     return (*grads, of.to(bias.dtype) if of_bias else None, *(None,) * 9)
 
 

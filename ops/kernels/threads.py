@@ -6,18 +6,27 @@ interpreter's lock inside its operators. The number of threads is that of the ca
 (``torch.get_num_threads()``); with one thread, inside a dispatch mode (which belongs to one thread) and
 where one sample is most of the work, the caller's thread does it all.
 
+OpenMP's own threads, which ran the operator before, do not sleep at once: they spin for up to 8 ms (GNU's
+with its defaults), on cores that the pool's threads then lack. So the caller, while the pool works, lets them
+go, which is ``omp_pause_resource_all`` (OpenMP 5.0, 3.2.44); its next operator makes new ones.
+
 The pool is made on first use and belongs to the process that made it: a fork makes its own.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+
+#: ``omp_pause_soft``.
+_SOFT = 1
 
 _lock = threading.Lock()
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
@@ -50,8 +59,21 @@ def for_each(work: Callable[[Any], None], items: Sequence[Any], costs: Sequence[
             for item in queue:
                 work(item)
 
-    for done in [_pool(torch.get_num_threads()).submit(run) for _ in range(threads)]:
-        done.result()
+    at_work = [_pool(torch.get_num_threads()).submit(run) for _ in range(threads)]
+    if _pause is not None and total >= 16 * least:
+        _pause(_SOFT)
+    for one in at_work:
+        one.result()
+
+
+def _find_pause() -> Callable[[int], int] | None:
+    """OpenMP's ``omp_pause_resource_all``, where the process has it: PyTorch loads its library for all."""
+    if sys.platform != "linux":
+        return None
+    return getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)
+
+
+_pause = _find_pause()
 
 
 def _has_modes() -> bool:

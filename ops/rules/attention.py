@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from .. import dispatch
 from ..attention import UNLIMITED, Call, attend
 from ..attention.bias import WHAT, pair_bias
-from ..attention.operands import require_batch, require_heads, require_same_dims, token_major
+from ..attention.operands import MIXED, require_batch, require_heads, require_same_dims, token_major
 from ..axis import require_same
 from ..tensor import PackedTensor, is_packed
 
@@ -58,7 +58,7 @@ def packed_attention(
 ) -> PackedTensor:
     """:func:`scaled_dot_product_attention`, and a window: query i sees keys i - left to i + right."""
     if not (is_packed(query) and is_packed(key) and is_packed(value)):
-        raise TypeError("scaled_dot_product_attention: query, key and value must all be packed")
+        raise TypeError(f"{WHAT}: {MIXED}")
     require_same(key.axes[0], value.axes[0], f"{WHAT}: key against value")
     require_batch(query, key)
     require_same_dims(query, key, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -42,6 +43,28 @@ def test_the_number_of_threads_stays_as_it_was(threads: int) -> None:
     later.start()
     later.join()
     assert found == [threads]
+
+
+def natives() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads by /proc")
+def test_threads_that_would_spin_leave_their_cores() -> None:
+    """OpenMP's of the last operator; where the work is little they stay. Operators go on as before."""
+    before, big = torch.get_num_threads(), torch.ones(1 << 20)
+    torch.set_num_threads(3)
+    try:
+        for_each(lambda _: None, [0, 1, 2], [1.0] * 3, 1.0)  # the pool is there
+        for least, gone in ((1.0, 0), (3.0 / 16, 2)):
+            assert big.add(1).sum() == 1 << 21
+            at_work = natives()
+            for_each(lambda _: None, [0, 1, 2], [1.0] * 3, least)
+            assert natives() == at_work - gone
+        assert big.add(1).sum() == 1 << 21
+        assert (torch.get_num_threads(), natives()) == (3, at_work)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_settings_of_the_caller_hold_in_the_work(threads: int) -> None:

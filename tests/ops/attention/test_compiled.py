@@ -41,11 +41,14 @@ ATTENTION: dict[str, Callable[[Any, Any, Any], Any]] = {
     "window": lambda x, y, p: ops.nn.attention(*[by_head(x)] * 3, window=(2, 0)),
 }
 _module = nn.MultiheadAttention(4, HEADS, batch_first=True)
+_adding = nn.MultiheadAttention(4, HEADS, batch_first=True, add_bias_kv=True, add_zero_attn=True)
 MODULES: dict[str, Callable[[Any, Any, Any], Any]] = {
     "output_and_weights": lambda x, y, p: _module(x, x, x),
     "weights_by_head": lambda x, y, p: _module(x, y, y, average_attn_weights=False),
     "a_mask": lambda x, y, p: _module(x, x, x, attn_mask=square(x), need_weights=False)[0],
     "padding": lambda x, y, p: _module(x, y, y, key_padding_mask=~y.mask(), need_weights=False)[0],
+    "more_keys": lambda x, y, p: _adding(x, y, y),
+    "more_keys_and_padding": lambda x, y, p: _adding(x, y, y, key_padding_mask=~y.mask())[0],
     "packed_padding": lambda x, y, p: _module(x, x, x, key_padding_mask=x[..., 0] < -1)[0],
 }
 

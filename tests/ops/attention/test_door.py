@@ -110,16 +110,6 @@ def test_flex_refuses_a_backward_on_a_cpu() -> None:
         sdpa(*[x.requires_grad_()] * 3)
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_flex_does_not_mix_samples() -> None:
-    x = make([30, 40, 50], "2 n 16", dtype=torch.float32)
-    changed = Ragged([x.samples[0], x.samples[1] * 7, x.samples[2]], x.pattern)
-    with ops.attention_backend("flex"), torch.no_grad():
-        before, after = (sdpa(*pack(b, b, b)).to_list() for b in (x, changed))
-    assert torch.equal(before[0], after[0])
-    assert torch.equal(before[2], after[2])
-
-
 # ---------------------------------------------------------------- devices that are not here
 
 
