@@ -191,7 +191,7 @@ class ShardIndex:
 
 def _check(index: ShardIndex, where: str) -> None:
     """Refuse an index whose numbers do not fit together: it came from elsewhere, as the shard did."""
-    members, samples = len(index.start), len(index)
+    members, samples = len(index.start), len(index.splits) - 1
     splits, keys = index.splits.astype(np.int64), index.key_splits.astype(np.int64)
     ends = index.start.astype(np.float64) + index.size.astype(np.float64)
     sound = (
