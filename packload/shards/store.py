@@ -100,13 +100,15 @@ def merge(starts: Array, sizes: Array, gap: int, most: int = _MOST_AT_ONCE) -> t
     Returns:
         first bytes [K] and ends [K] of the merged ranges, and the one that each range is in [R].
     """
+    if not len(starts):
+        return starts, starts, starts
     ends = np.maximum.accumulate(starts + sizes)
     apart = np.empty(len(starts), bool)
     apart[:1] = True
     apart[1:] = starts[1:] > ends[:-1] + gap
     group = np.cumsum(apart) - 1
     first = starts[apart]
-    if len(starts) and (ends - first[group]).max() > most:
+    if (ends - first[group]).max() > most:
         begin = starts[0]
         for i in range(1, len(starts)):
             if not apart[i] and ends[i] - begin > most and starts[i] >= ends[i - 1]:
@@ -236,7 +238,7 @@ class Store:
         """
         order = np.argsort(starts, kind="stable")
         local = local_path(url)
-        gap = _GAP_LOCAL if local is not None else _GAP_REMOTE
+        gap = _GAP_REMOTE if local is None and (self.cache is None or fresh) else _GAP_LOCAL
         begins, ends, group = merge(starts[order], sizes[order], gap)
         if local is not None:
             blocks = self._read_local(url, local, begins.tolist(), ends.tolist())
