@@ -105,11 +105,11 @@ def _index_one(job: _Job) -> ShardIndex:
     fs, name = fsspec.core.url_to_fs(place, **dict(job.options or {}))
     try:
         fs.pipe_file(name, index.to_bytes())
-    except NotImplementedError:
+    except Exception as error:
         raise ShardError(
             f"{Place(job.url)}: nothing can be written beside it. Give a folder for the index: out=..., "
-            "packload index --out."
-        ) from None
+            f"packload index --out. ({error!r})"
+        ) from error
     return index
 
 

@@ -32,7 +32,14 @@ def read(folder):
 def test_files_of_one_key_are_one_sample(tmp_path):
     source = folder_of(
         tmp_path / "in",
-        {"b/1.txt": b"x", "b/1.seg.png.bin": b"p", "a/2.TXT": b"y", "a/2.cls": b"3", ".hidden.txt": b"", "README": b""},
+        {
+            "b/1.txt": b"x",
+            "b/1.seg.png.bin": b"p",
+            "a/2.TXT": b"y",
+            "a/2.cls": b"3",
+            ".hidden.txt": b"",
+            "README": b"",
+        },
     )
     with pytest.warns(UserWarning, match="files in no sample: .*'hidden': 1.*|.*'no ending': 1"):
         indexes = shard(source, tmp_path / "out")
@@ -119,10 +126,14 @@ def test_what_was_stopped_can_be_called_again(tmp_path):
 def test_shards_of_something_else_are_not_overwritten(tmp_path):
     source = folder_of(tmp_path / "in", {f"{i:03d}.txt": b"x" * 900 for i in range(30)})
     shard(source, tmp_path / "out", size=10_000)
-    with pytest.raises(FileExistsError, match="'.*shard-000001.tar' is there, and what is written now has fewer"):
+    with pytest.raises(
+        FileExistsError, match="'.*shard-000001.tar' is there, and what is written now has fewer"
+    ):
         shard(source, tmp_path / "out", size=10**9)
     (source / "000.txt").write_bytes(b"y" * 900)
-    with pytest.raises(FileExistsError, match="shard-000000.tar' is there and was written from something else"):
+    with pytest.raises(
+        FileExistsError, match="shard-000000.tar' is there and was written from something else"
+    ):
         shard(source, tmp_path / "out", size=10_000)
 
 

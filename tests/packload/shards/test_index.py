@@ -20,13 +20,18 @@ def index(members, tmp_path, name="a.tar", **arguments):
         return build_index(stream, name, path.stat().st_size, **arguments), path
 
 
-keys = st.lists(st.text(st.characters(categories=("L", "N")), min_size=1, max_size=8), unique=True, max_size=6)
+keys = st.lists(
+    st.text(st.characters(categories=("L", "N")), min_size=1, max_size=8), unique=True, max_size=6
+)
 
 
 @given(keys=keys, data=st.data())
 def test_places_sizes_keys_and_checksums(keys, data, tmp_path_factory):
     samples = {
-        key: {f: data.draw(st.binary(max_size=700)) for f in data.draw(st.sets(st.sampled_from("abc"), min_size=1))}
+        key: {
+            f: data.draw(st.binary(max_size=700))
+            for f in data.draw(st.sets(st.sampled_from("abc"), min_size=1))
+        }
         for key in keys
     }
     members = {f"{key}.{f}": content for key, parts in samples.items() for f, content in parts.items()}
@@ -72,7 +77,9 @@ def test_what_is_in_no_sample_is_counted(tmp_path):
 
 
 def test_a_field_that_is_there_twice(tmp_path):
-    with pytest.raises(ShardError, match=r"shard 'a.tar', member 'a.TXT': field 'txt' of sample 'a' is there twice"):
+    with pytest.raises(
+        ShardError, match=r"shard 'a.tar', member 'a.TXT': field 'txt' of sample 'a' is there twice"
+    ):
         index({"a.txt": b"x", "a.TXT": b"y"}, tmp_path)
 
 
@@ -119,7 +126,11 @@ def test_equal_indexes_give_equal_files(tmp_path):
 
 def test_other_samples_have_another_digest(tmp_path):
     base = {"a.txt": b"xyz", "b.txt": b"y"}
-    others = [{"a.txt": b"xyw", "b.txt": b"y"}, {"a.txt": b"xyz", "c.txt": b"y"}, {"b.txt": b"y", "a.txt": b"xyz"}]
+    others = [
+        {"a.txt": b"xyw", "b.txt": b"y"},
+        {"a.txt": b"xyz", "c.txt": b"y"},
+        {"b.txt": b"y", "a.txt": b"xyz"},
+    ]
     digests = [index(members, tmp_path)[0].digest() for members in (base, *others)]
     assert len(set(digests)) == 4
     one, other = index(base, tmp_path)[0], index(others[0], tmp_path)[0]

@@ -12,7 +12,10 @@ def vowels(content):
 
 def tars(folder, count=3):
     folder.mkdir(exist_ok=True)
-    return [make_tar(folder / f"{s}.tar", {f"{s}-{i}.txt": b"aha" * (i + 1) for i in range(4)}) for s in range(count)]
+    return [
+        make_tar(folder / f"{s}.tar", {f"{s}-{i}.txt": b"aha" * (i + 1) for i in range(4)})
+        for s in range(count)
+    ]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -155,7 +155,16 @@ def test_folders_are_harmless(tmp_path):
     assert len(index) == 2 and not index.skipped
 
 
-OUTSIDE = ["../a.txt", "a/../../b.txt", "/etc/a.txt", "a/../b.txt", "..\\a.txt", "C:\\a.txt", "c:a.txt", "\\\\host\\a.txt"]
+OUTSIDE = [
+    "../a.txt",
+    "a/../../b.txt",
+    "/etc/a.txt",
+    "a/../b.txt",
+    "..\\a.txt",
+    "C:\\a.txt",
+    "c:a.txt",
+    "\\\\host\\a.txt",
+]
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
@@ -184,7 +193,9 @@ def test_a_declared_size_beyond_the_file_is_refused(tmp_path):
     block[148:156] = b"%06o\0 " % sum(block)
     content[2048:2560] = block
     path.write_bytes(content)
-    with pytest.raises(DamagedShardError, match="shard 'bad.tar', member 'c.txt': it claims 8589934591 bytes"):
+    with pytest.raises(
+        DamagedShardError, match="shard 'bad.tar', member 'c.txt': it claims 8589934591 bytes"
+    ):
         index_it(path)
     assert len(index_it(path, tolerant=True)) == 2
 
@@ -193,7 +204,9 @@ def png_of(width, height):
     """A PNG whose header claims a size, with almost nothing in it."""
 
     def chunk(kind, content):
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        return (
+            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        )
 
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     data = zlib.compress(bytes(1000))
@@ -212,7 +225,9 @@ def test_image_bombs_are_refused_before_anything_is_decoded(tmp_path, size):
 def test_the_limit_of_pixels_is_an_argument(tmp_path):
     picture = saved(Image.new("RGB", (30, 20)), lambda file, image: image.save(file, "PNG"))
     data = dataset(tmp_path, {"a.png": picture}, safety=Safety(max_pixels=599))
-    with pytest.raises(UnsafeShardError, match=r"30 x 20 = 600 pixels, more than 599.*Safety\(max_pixels=600\)"):
+    with pytest.raises(
+        UnsafeShardError, match=r"30 x 20 = 600 pixels, more than 599.*Safety\(max_pixels=600\)"
+    ):
         data[0]
     assert dataset(tmp_path, {"a.png": picture}, safety=Safety(max_pixels=600))[0]["png"].shape == (3, 20, 30)
 
@@ -226,7 +241,9 @@ def test_formats_of_images_that_call_programs_are_not_tried(tmp_path):
 def test_gzip_bombs_stop_at_the_limit():
     bomb = gzip.compress(bytes(50_000_000))
     assert len(bomb) < 60_000
-    with pytest.raises(UnsafeShardError, match="shard 'a.tar', member 'x': it unpacks to more than 1000000 bytes"):
+    with pytest.raises(
+        UnsafeShardError, match="shard 'a.tar', member 'x': it unpacks to more than 1000000 bytes"
+    ):
         unzip(bomb, WHERE, Safety(max_unpacked_bytes=10**6))
     many = gzip.compress(bytes(600_000)) * 2
     with pytest.raises(UnsafeShardError, match="unpacks to more"):

@@ -98,7 +98,9 @@ def test_a_block_is_fetched_once_and_the_next_ones_ahead(web, content, tmp_path)
 def test_many_threads_fetch_a_block_once(web, content, tmp_path):
     store = Store(tmp_path / "cache", block=50_000, ahead=0)
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda i: read(store, web.url("a.tar"), [(i, 30)], len(content)), range(0, 800, 100)))
+        found = list(
+            pool.map(lambda i: read(store, web.url("a.tar"), [(i, 30)], len(content)), range(0, 800, 100))
+        )
     assert found == [[content[i : i + 30]] for i in range(0, 800, 100)]
     assert len([r for _, r in web.requests if r]) == 1
 
@@ -173,7 +175,11 @@ def test_few_files_stay_open(tmp_path):
     for i in range(300):
         (tmp_path / f"{i}.tar").write_bytes(b"%03d" % i)
         assert read(store, str(tmp_path / f"{i}.tar"), [(0, 3)], 3) == [b"%03d" % i]
-    links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
+    links = [
+        os.readlink(f"/proc/self/fd/{fd}")
+        for fd in os.listdir("/proc/self/fd")
+        if os.path.lexists(f"/proc/self/fd/{fd}")
+    ]
     assert sum(str(tmp_path) in link for link in links) <= 130
 
 
@@ -195,7 +201,9 @@ def test_patterns_of_addresses(tmp_path, web):
         (tmp_path / name).write_bytes(b"")
     base = str(tmp_path)
     assert expand(f"{base}/b-*.tar") == [f"{base}/b-0.tar", f"{base}/b-1.tar"]
-    assert expand([f"{base}/b-{{0..1}}.tar", tmp_path / "c.tar"]) == [f"{base}/{n}.tar" for n in ("b-0", "b-1", "c")]
+    assert expand([f"{base}/b-{{0..1}}.tar", tmp_path / "c.tar"]) == [
+        f"{base}/{n}.tar" for n in ("b-0", "b-1", "c")
+    ]
     assert expand("s3://bucket/{a,b}-{08..10}.tar")[:2] == ["s3://bucket/a-08.tar", "s3://bucket/a-09.tar"]
     assert expand(f"file:{base}/b-*.tar") == [f"{base}/b-0.tar", f"{base}/b-1.tar"]
     with pytest.raises(FileNotFoundError, match="no shard matches"):

@@ -25,7 +25,9 @@ def read(content, size=None):
     return list(read_members(io.BytesIO(content), "a.tar", size))
 
 
-names = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0/"), min_size=1, max_size=40)
+names = st.text(
+    st.characters(blacklist_categories=("Cs",), blacklist_characters="\0/"), min_size=1, max_size=40
+)
 members = st.lists(st.tuples(names.map(lambda name: f"d/{name}.txt"), st.binary(max_size=1200)), max_size=5)
 
 

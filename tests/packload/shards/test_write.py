@@ -34,7 +34,9 @@ texts = st.text(st.characters(blacklist_categories=("Cs",)), max_size=300)
 
 
 @settings(max_examples=30)
-@given(samples=st.lists(st.tuples(texts, st.integers()), max_size=12), size=st.sampled_from([4096, 9000, "1MB"]))
+@given(
+    samples=st.lists(st.tuples(texts, st.integers()), max_size=12), size=st.sampled_from([4096, 9000, "1MB"])
+)
 def test_webdataset_reads_what_is_written(samples, size, tmp_path_factory):
     folder = tmp_path_factory.mktemp("x")
     write(folder, [{"txt": text, "cls": label} for text, label in samples], size=size)
@@ -186,7 +188,9 @@ def test_resuming_with_other_samples_or_fewer_is_refused(tmp_path):
     write(tmp_path, samples_of(10), count=2)
     with pytest.raises(FileExistsError, match="resume=True"):
         ShardWriter(tmp_path)
-    with pytest.raises(ShardError, match="sample 0 has the key 'other', and 'shard-000000.tar' has '000000000'"):
+    with pytest.raises(
+        ShardError, match="sample 0 has the key 'other', and 'shard-000000.tar' has '000000000'"
+    ):
         write(tmp_path, [{"__key__": "other", "txt": ""}], resume=True)
     with pytest.raises(ShardError, match="it has 10 samples, and only 3 were given"):
         write(tmp_path, samples_of(3), resume=True)
