@@ -32,6 +32,7 @@ from .plan import (
 from .plan.lengths import lengths
 from .schema import ragged
 from .workers import batch_seed
+from .shards import Safety, ShardDataset, ShardError, ShardWriter, batched, shards
 
 __version__ = "0.1.0"
 __all__ = [
@@ -48,10 +49,16 @@ __all__ = [
     "PackedTensor",
     "Piece",
     "RandomBatchSampler",
+    "Safety",
+    "ShardDataset",
+    "ShardError",
+    "ShardWriter",
     "batch_seed",
+    "batched",
     "collate",
     "cost",
     "infer_schema",
     "lengths",
     "ragged",
+    "shards",
 ]

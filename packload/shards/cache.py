@@ -67,7 +67,7 @@ class BlockCache:
         self.block = block
         (self.folder / "locks").mkdir(parents=True, exist_ok=True)
         self._files: OrderedDict[Path, BinaryIO] = OrderedDict()
-        self._claimed: set[Path] = set()
+        self._claimed: set[tuple[Path, bool]] = set()
         self._lock = threading.Lock()
         renew_after_fork(self)
 
@@ -97,16 +97,21 @@ class BlockCache:
         end = min(end, self.block)
         return os.pread(file.fileno(), max(0, end - begin), begin)
 
-    def claim(self, url: str, total: int, number: int) -> bool:
-        """Whether a block is missing and nobody in this process is about to fetch it; then the caller is."""
+    def claim(self, url: str, total: int, number: int, patient: bool = False) -> bool:
+        """Whether a block is missing and nobody in this process is about to fetch it; then the caller is.
+
+        Who is patient and who is not do not wait for each other.
+        """
         path = self._path(url, total, number)
         with self._lock:
-            if path in self._claimed or path in self._files or path.exists():
+            if (path, patient) in self._claimed or path in self._files or path.exists():
                 return False
-            self._claimed.add(path)
+            self._claimed.add((path, patient))
             return True
 
-    def fill(self, url: str, total: int, number: int, get: Callable[[], bytes]) -> None:
+    def fill(
+        self, url: str, total: int, number: int, get: Callable[[], bytes], patient: bool = False
+    ) -> None:
         """Fetch a block that was claimed; when it cannot be had, whoever reads it will say so."""
         path = self._path(url, total, number)
         try:
@@ -115,7 +120,7 @@ class BlockCache:
             return
         finally:
             with self._lock:
-                self._claimed.discard(path)
+                self._claimed.discard((path, patient))
 
     def drop(self, url: str, total: int) -> None:
         """Remove all blocks of a file."""

@@ -128,7 +128,7 @@ class ShardDataset:
         wanted = np.asarray(indices, np.int64)
         if len(wanted) and not (0 <= wanted.min() and wanted.max() < len(self)):
             raise IndexError(f"samples {wanted.min()} to {wanted.max()} of {len(self)}")
-        shards = np.searchsorted(self.bases, wanted, "right") - 1
+        shards = self.shard_of(wanted)
         groups = []
         for shard in np.unique(shards).tolist():
             places = np.flatnonzero(shards == shard)
@@ -151,7 +151,7 @@ class ShardDataset:
 
     def key(self, i: int) -> str:
         """The key of a sample."""
-        shard = int(np.searchsorted(self.bases, i, "right")) - 1
+        shard = int(self.shard_of(np.array(i)))
         return self.indexes[shard].key(i - int(self.bases[shard]))
 
     @property
@@ -185,6 +185,19 @@ class ShardDataset:
                 raise ValueError(f"{Place(index.tar)}: sample {index.key(i)!r} has no length {column!r}.")
             parts.append(part)
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+    def sizes(self) -> Array:
+        """int64 [N]: the bytes of all members of each sample."""
+        parts = [np.zeros(0, np.int64)]
+        for index, count in zip(self.indexes, np.diff(self.bases).tolist()):
+            total = np.append(0, np.cumsum(index.size.astype(np.int64)))
+            parts.append(np.diff(total[index.splits.astype(np.int64)])[:count])
+        return np.concatenate(parts)
+
+    def shard_of(self, samples: NDArray[Any]) -> Array:
+        """The shard of each sample, by number."""
+        found: Array = np.searchsorted(self.bases, samples, "right") - 1
+        return found
 
     @property
     def digest(self) -> str:

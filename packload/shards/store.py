@@ -33,6 +33,7 @@ from .safety import DEFAULT, Safety, check_address
 T = TypeVar("T")
 Array = NDArray[np.int64]
 _FILES_OPEN = 128
+_PATIENT = 2
 _GAP_LOCAL = 8 << 10
 _GAP_REMOTE = 256 << 10
 _MOST_AT_ONCE = 64 << 20
@@ -154,7 +155,7 @@ class Store:
         self.cache = None if cache is None else BlockCache(cache, cache_bytes, block)
         self._files: OrderedDict[str, BinaryIO] = OrderedDict()
         self._lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
+        self._pools: dict[bool, ThreadPoolExecutor] = {}
         renew_after_fork(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -163,7 +164,7 @@ class Store:
     def after_fork(self) -> None:
         """Start anew in a child process: the parent's threads are not there, and may have held the lock."""
         self._lock = threading.Lock()
-        self._pool = None
+        self._pools = {}
 
     def size(self, url: str) -> int | None:
         """The bytes of a file; None where a server does not tell.
@@ -218,6 +219,13 @@ class Store:
         needed = np.unique(np.concatenate([first, last]))
         for number in needed[needed * block < total].tolist():
             self._begin(url, number, total)
+
+    def fetch(self, url: str, total: int) -> None:
+        """Begin to fetch all of a file into the cache, in order, behind whatever else is on its way."""
+        if self.cache is None or not self.is_cached(url):
+            return
+        for number in range(-(-total // self.cache.block)):
+            self._begin(url, number, total, patient=True)
 
     def read(self, url: str, starts: Array, sizes: Array, total: int, *, fresh: bool = False) -> list[bytes]:
         """Ranges of a file.
@@ -304,21 +312,22 @@ class Store:
         for number in range(first, min(first + self.ahead, -(-total // cache.block))):
             self._begin(url, number, total)
 
-    def _begin(self, url: str, number: int, total: int) -> None:
+    def _begin(self, url: str, number: int, total: int, patient: bool = False) -> None:
         """Fetch a block in a thread, unless it is there or on its way."""
         cache = self.cache
         assert cache is not None
         at = number * cache.block
-        if cache.claim(url, total, number):
+        if cache.claim(url, total, number, patient):
             get = self._getter(url, at, min(at + cache.block, total), total)
-            self._threads().submit(cache.fill, url, total, number, get)
+            self._threads(patient).submit(cache.fill, url, total, number, get, patient)
 
-    def _threads(self) -> ThreadPoolExecutor:
+    def _threads(self, patient: bool) -> ThreadPoolExecutor:
         with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(self.connections, "packload-ahead")
-                weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
-            return self._pool
+            if patient not in self._pools:
+                pool = ThreadPoolExecutor(_PATIENT if patient else self.connections, "packload-ahead")
+                weakref.finalize(self, pool.shutdown, wait=False, cancel_futures=True)
+                self._pools[patient] = pool
+            return self._pools[patient]
 
     def _fetch(self, url: str, begins: list[int], ends: list[int], total: int) -> list[bytes]:
         """Ranges of a remote file, by one request each, several at once."""
