@@ -1,4 +1,4 @@
-"""The shards of the next window, fetched into the cache while those of this one are served."""
+"""The shards of the plan's next window, fetched into the cache while those of this one are served."""
 
 from __future__ import annotations
 
@@ -43,24 +43,19 @@ class _Ahead(Iterator[Any]):
         self._inner = iter(sampler)
         self._sampler = sampler
         self._dataset = dataset
-        self._told: set[int] = set()
-        self._groups: dict[int, list[int]] = {}
-        self._epoch = -1
+        self._window: tuple[int, int] | None = None
 
     def __iter__(self) -> _Ahead:
         return self
 
     def __next__(self) -> Any:
         batch = next(self._inner)
-        if self._epoch != self._sampler.epoch:
-            self._epoch = self._sampler.epoch
-            self._groups, self._told = self._next_groups(), set()
-        first = batch[0] if isinstance(batch[0], int) else batch[0].index
-        shard = int(self._dataset.shard_of(np.array([first]))[0])
-        for coming in self._groups.get(shard, ()):
-            if coming not in self._told:
-                self._told.add(coming)
-                self._dataset.store.fetch(self._dataset.urls[coming], self._dataset.indexes[coming].tar_bytes)
+        at = self._inner.state_dict()
+        window = (at["epoch"], at["cursor"])
+        if window != self._window:
+            self._window = window
+            for shard in self._coming(*window):
+                self._dataset.store.fetch(self._dataset.urls[shard], self._dataset.indexes[shard].tar_bytes)
         return batch
 
     def state_dict(self) -> dict[str, Any]:
@@ -71,13 +66,15 @@ class _Ahead(Iterator[Any]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state of the plan's iterator."""
         self._inner.load_state_dict(state)
-        self._epoch = -1
+        self._window = None
 
-    def _next_groups(self) -> dict[int, list[int]]:
-        """For each shard those of the window after its own."""
+    def _coming(self, epoch: int, cursor: int) -> list[int]:
+        """The shards of the plan's window after that which begins at a cursor, in the order of its units."""
         plan = self._sampler.plan
-        shards = plan.shard_of[plan.order(self._epoch)]
-        _, first = np.unique(shards, return_index=True)
-        order = shards[np.sort(first)].tolist()
-        windows = [order[i : i + plan.mixed] for i in range(0, len(order), plan.mixed)]
-        return {shard: after for window, after in zip(windows, windows[1:]) for shard in window}
+        if cursor >= plan.units.count:
+            return []
+        end = plan.window(epoch, cursor, self._sampler.world_size).end
+        shards = plan.shard_of[plan.order(epoch)[end : 2 * end - cursor]]
+        found, first = np.unique(shards, return_index=True)
+        order: list[int] = found[np.argsort(first)].tolist()
+        return order

@@ -60,8 +60,8 @@ class ShardDataset:
         map: a function of the sample, called last.
         index: the folder of the indexes, if they do not lie beside the shards.
         on_error: ``"raise"``, or ``"skip"``: go on without what cannot be read. Shards that are cut off are
-            then listed in ``damages`` (with a warning), samples found unreadable later are counted in
-            ``skipped``. What is unsafe is never skipped.
+            then listed in ``damages`` (with a warning), samples found unreadable later are counted by shard
+            in ``skips``. What is unsafe is never skipped.
         cache, cache_bytes: a folder for blocks of remote shards, and the most bytes in it.
         safety: what is allowed beyond plain data.
         verify: compare every member with its checksum.
@@ -96,7 +96,7 @@ class ShardDataset:
         self.on_error = on_error
         self.verify = verify
         self.store = Store(cache, cache_bytes, options=options, safety=safety)
-        self.skipped: Counter[str] = Counter()
+        self.skips: Counter[str] = Counter()
         self._decode = Decode(decode, safety)
         self._lock = threading.Lock()
         with ThreadPoolExecutor(min(_OPENED_AT_ONCE, len(self.urls))) as pool:
@@ -143,7 +143,7 @@ class ShardDataset:
             if len(failed) == len(wanted):
                 raise DamagedShardError(
                     f"none of the {len(wanted)} samples of a batch can be read; skipped so far: "
-                    f"{dict(self.skipped)}."
+                    f"{dict(self.skips)}."
                 )
             gone = set(failed)
             samples = [sample for i, sample in enumerate(samples) if i not in gone]
@@ -185,6 +185,11 @@ class ShardDataset:
                 raise ValueError(f"{Place(index.tar)}: sample {index.key(i)!r} has no length {column!r}.")
             parts.append(part)
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+    @property
+    def skipped(self) -> int:
+        """Samples that were left out because they could not be read, in this process."""
+        return sum(self.skips.values())
 
     def sizes(self) -> Array:
         """int64 [N]: the bytes of all members of each sample."""
@@ -332,7 +337,7 @@ class ShardDataset:
 
     def _skip(self, url: str, error: ShardError) -> None:
         with self._lock:
-            self.skipped[url] += 1
+            self.skips[url] += 1
         warnings.warn(f"sample skipped: {error}", stacklevel=2)
 
 

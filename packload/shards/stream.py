@@ -16,14 +16,20 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from ..collate import Collate
 from ..cost import Cost
-from ..plan import BucketBatchSampler, BudgetBatchSampler, FixedBatchSampler, RandomBatchSampler
+from ..loader import Loader
+from ..plan import (
+    BucketBatchSampler,
+    BudgetBatchSampler,
+    CutDataset,
+    FixedBatchSampler,
+    RandomBatchSampler,
+)
 from ..plan.planner import Planner
 from ..plan.sampler import PlanSampler
-from ..schema import Schema
+from ..schema import Schema, parse_schema
 from .ahead import AheadSampler
 from .columns import choose_lengths
 from .decode import Decoder
@@ -132,7 +138,7 @@ def shards(
     options: Mapping[str, Any] | None = None,
     plan: Mapping[str, Any] | None = None,
     **loader: Any,
-) -> Any:
+) -> Loader:
     """Packed batches of indexed shards.
 
         loader = packload.shards("data/*.tar", schema={"tokens.npy": "n"}, budget=16384)
@@ -197,11 +203,21 @@ def shards(
     batches: Any = sampler
     if any([dataset.store.is_cached(url) for url in dataset.urls]):
         batches = AheadSampler(sampler, dataset)
-    return _load(dataset, batches, Collate(schema) if collate is None else collate, **loader)
+    made = Collate(schema) if collate is None else collate
+    return Loader(_cut(dataset, sampler, schema), batches, made, seed=seed, **loader)
 
 
-def _load(dataset: ShardDataset, sampler: Any, collate: Any, workers: int = 0, **rest: Any) -> Any:
-    return StatefulDataLoader(dataset, batch_sampler=sampler, collate_fn=collate, num_workers=workers)
+def _cut(dataset: ShardDataset, sampler: PlanSampler, schema: Schema | None) -> Any:
+    """The data set, or where the plan has pieces of samples one that cuts them."""
+    if sampler.plan.units.bounds is None:
+        return dataset
+    axes = {name for pattern in parse_schema(schema).values() for name in pattern.names}
+    if len(axes) != 1:
+        raise ValueError(
+            f"samples above the budget are to be cut, and the schema has the axes {sorted(axes)}: it must "
+            "name one, in every field that is cut, e.g. {'tokens.npy': 'n'}."
+        )
+    return CutDataset(dataset, schema or {}, axes.pop())
 
 
 def _check_agreement(digest: str) -> None:
