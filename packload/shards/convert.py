@@ -284,7 +284,6 @@ def _reader() -> Callable[[Part], bytes]:
 
     def read(part: Part) -> bytes:
         _, path, start, size = part
-        starts, sizes = np.array([start], np.int64), np.array([size], np.int64)
-        return store.read(path, starts, sizes, start + size)[0]
+        return store.read(path, [start], [size], start + size)[0]
 
     return read

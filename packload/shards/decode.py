@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from .errors import Place, ShardError, UnsafeShardError
-from .kinds import IMAGE, JSON, NUMBER, PICKLE, TEXT, kind, read_json, read_text
+from .kinds import ARRAY, ARRAYS, IMAGE, JSON, NUMBER, PICKLE, TEXT, kind, read_json, read_text
 from .safety import Safety, load_array, load_arrays, open_image, refuse_pickle, unzip
 
 Decoder = Callable[[bytes], Any]
@@ -44,6 +45,20 @@ class Decode:
     def __init__(self, own: Mapping[str, Decoder | None] | None, safety: Safety) -> None:
         self.own = dict(own or {})
         self.safety = safety
+        self._known: dict[str, Callable[[bytes, Place], Any]] = {}
+        self._rules: tuple[tuple[Collection[str], Callable[[bytes, Place], Any]], ...] = (
+            (TEXT, read_text),
+            (NUMBER, _number),
+            (JSON, read_json),
+            (IMAGE, lambda content, where: read_image(content, where, safety)),
+            (ARRAY, lambda content, where: load_array(content, where, safety)),
+            (ARRAYS, lambda content, where: load_arrays(content, where, safety)),
+            (_TORCH, self._load_torch),
+            (PICKLE, self._unpickle),
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.own, self.safety)
 
     def __call__(self, field: str, content: bytes, where: Place) -> Any:
         """The value of a member.
@@ -57,29 +72,20 @@ class Decode:
             UnsafeShardError: it is what is refused.
             ShardError: it cannot be decoded.
         """
+        decode = self._known.get(field)
+        if decode is None:
+            decode = self._known[field] = self._choose(field)
+        return decode(content, where)
+
+    def _choose(self, field: str) -> Callable[[bytes, Place], Any]:
         end = kind(field)
-        if self.own:
-            for name in (field, end):
-                if name in self.own:
-                    return self._by_own(self.own[name], content, where)
-        if field.endswith(".gz"):
-            content = unzip(content, where, self.safety)
-        if end in TEXT:
-            return read_text(content, where)
-        if end in NUMBER:
-            try:
-                return int(content)
-            except ValueError:
-                raise ShardError(f"{where}: {content[:40]!r} is not an integer") from None
-        if end in JSON:
-            return read_json(content, where)
-        if end in IMAGE:
-            return read_image(content, where, self.safety)
-        if end == "npy":
-            return load_array(content, where, self.safety)
-        if end == "npz":
-            return load_arrays(content, where, self.safety)
-        return self._unpickle(end, content, where) if end in PICKLE else content
+        for name in (field, end):
+            if name in self.own:
+                return partial(self._by_own, self.own[name])
+        decode = next((made for ends, made in self._rules if end in ends), _as_it_is)
+        if not field.endswith(".gz"):
+            return decode
+        return lambda content, where: decode(unzip(content, where, self.safety), where)
 
     def _by_own(self, decoder: Decoder | None, content: bytes, where: Place) -> Any:
         if decoder is None:
@@ -92,12 +98,26 @@ class Decode:
             name = getattr(decoder, "__name__", repr(decoder))
             raise ShardError(f"{where}: {name} raised {type(error).__name__}: {error}") from error
 
-    def _unpickle(self, end: str, content: bytes, where: Place) -> Any:
+    def _unpickle(self, content: bytes, where: Place) -> Any:
         if not self.safety.allow_pickle:
             raise refuse_pickle(where)
-        if end in _TORCH:
-            return torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
         return pickle.loads(content)
+
+    def _load_torch(self, content: bytes, where: Place) -> Any:
+        if not self.safety.allow_pickle:
+            raise refuse_pickle(where)
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
+
+
+def _as_it_is(content: bytes, where: Place) -> bytes:
+    return content
+
+
+def _number(content: bytes, where: Place) -> int:
+    try:
+        return int(content)
+    except ValueError:
+        raise ShardError(f"{where}: {content[:40]!r} is not an integer") from None
 
 
 def read_image(content: bytes, where: Place, safety: Safety) -> NDArray[np.uint8]:

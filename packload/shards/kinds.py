@@ -20,6 +20,7 @@ NUMBER = frozenset({"cls", "cls2", "index", "inx", "id", "count"})
 JSON = frozenset({"json", "jsn"})
 IMAGE = frozenset({"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"})
 ARRAY = frozenset({"npy"})
+ARRAYS = frozenset({"npz"})
 PICKLE = PICKLES
 
 Measure = Callable[[bytes], "int | Mapping[str, int]"]

@@ -106,6 +106,9 @@ class ShardDataset:
         counts = [count for _, count, _ in opened]
         self.bases: Array = np.cumsum([0, *counts], dtype=np.int64)
         self._check_fields()
+        self._chosen = [
+            [self.fields is None or field in self.fields for field in found.fields] for found in self.indexes
+        ]
         for damage in self.damages:
             warnings.warn(f"going on without what is damaged: {damage}", stacklevel=2)
 
@@ -129,12 +132,15 @@ class ShardDataset:
         if len(wanted) and not (0 <= wanted.min() and wanted.max() < len(self)):
             raise IndexError(f"samples {wanted.min()} to {wanted.max()} of {len(self)}")
         shards = self.shard_of(wanted)
+        places: dict[int, list[int]] = {}
+        for place, shard in enumerate(shards.tolist()):
+            places.setdefault(shard, []).append(place)
+        local = (wanted - self.bases[shards]).tolist()
         groups = []
-        for shard in np.unique(shards).tolist():
-            places = np.flatnonzero(shards == shard)
-            members = self._members(shard, wanted[places] - self.bases[shard])
+        for shard, owners in places.items():
+            members = self._members(shard, [local[place] for place in owners])
             self.store.warm(self.urls[shard], members.start, members.size, self.indexes[shard].tar_bytes)
-            groups.append((shard, places.tolist(), members))
+            groups.append((shard, owners, members))
         samples: list[Any] = [None] * len(wanted)
         failed: list[int] = []
         for shard, owners, members in groups:
@@ -264,24 +270,22 @@ class ShardDataset:
             if field not in known:
                 raise ShardError(f"no shard has a field {field!r}; they have {sorted(known)}.")
 
-    def _members(self, shard: int, samples: Array) -> _Members:
+    def _members(self, shard: int, samples: list[int]) -> _Members:
         index = self.indexes[shard]
-        first = index.splits[samples].astype(np.int64)
-        counts = index.splits[samples + 1].astype(np.int64) - first
-        shift = np.cumsum(counts) - counts
-        flat = np.arange(int(counts.sum())) + np.repeat(first - shift, counts)
-        owner = np.repeat(np.arange(len(samples)), counts)
-        if self.fields is not None:
-            chosen = np.array([field in self.fields for field in index.fields], bool)[index.field[flat]]
-            flat, owner = flat[chosen], owner[chosen]
-        return _Members(
-            samples,
-            owner,
-            index.field[flat],
-            index.start[flat].astype(np.int64),
-            index.size[flat].astype(np.int64),
-            index.crc[flat],
-        )
+        splits, fields = index.splits.item, index.field.item
+        start, size, crc = index.start.item, index.size.item, index.crc.item
+        chosen = self._chosen[shard]
+        found = _Members(samples, [], [], [], [], [])
+        for owner, sample in enumerate(samples):
+            for member in range(splits(sample), splits(sample + 1)):
+                field = fields(member)
+                if chosen[field]:
+                    found.owner.append(owner)
+                    found.field.append(field)
+                    found.start.append(start(member))
+                    found.size.append(size(member))
+                    found.crc.append(crc(member))
+        return found
 
     def _read(
         self, shard: int, places: list[int], members: _Members, samples: list[Any], failed: list[int]
@@ -290,8 +294,8 @@ class ShardDataset:
         index, url = self.indexes[shard], self.urls[shard]
         contents = self._contents(url, members, index.tar_bytes)
         wrong: dict[int, ShardError] = {}
-        made: list[dict[str, Any]] = [{"__key__": index.key(i)} for i in members.samples.tolist()]
-        for owner, number, content in zip(members.owner.tolist(), members.field.tolist(), contents):
+        made: list[dict[str, Any]] = [{"__key__": index.key(i)} for i in members.samples]
+        for owner, number, content in zip(members.owner, members.field, contents):
             field, sample = index.fields[number], made[owner]
             where = Place(url, f"{sample['__key__']}.{field}")
             try:
@@ -327,10 +331,7 @@ class ShardDataset:
                 return [None] * len(members.start)
             if not self.verify:
                 return contents
-            sums = [zlib.crc32(content or b"") for content in contents]
-            contents = [
-                c if crc == right else None for c, crc, right in zip(contents, sums, members.crc.tolist())
-            ]
+            contents = [c if zlib.crc32(c or b"") == crc else None for c, crc in zip(contents, members.crc)]
             if None not in contents:
                 break
         return contents
@@ -344,12 +345,12 @@ class ShardDataset:
 class _Members(NamedTuple):
     """Members of samples of one shard: the samples' numbers there [S], and for each of M members ..."""
 
-    samples: Array
-    owner: Array
-    field: NDArray[Any]
-    start: Array
-    size: Array
-    crc: NDArray[Any]
+    samples: list[int]
+    owner: list[int]
+    field: list[int]
+    start: list[int]
+    size: list[int]
+    crc: list[int]
 
 
 def _changed(where: Place) -> DamagedShardError:

@@ -18,20 +18,17 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import fsspec
-import numpy as np
 from braceexpand import braceexpand
-from numpy.typing import NDArray
 
 from .cache import BlockCache, renew_after_fork
 from .errors import DamagedShardError, Place, ShardError
 from .safety import DEFAULT, Safety, check_address
 
 T = TypeVar("T")
-Array = NDArray[np.int64]
 _FILES_OPEN = 128
 _PATIENT = 2
 _GAP_LOCAL = 8 << 10
@@ -89,37 +86,38 @@ def _glob(pattern: str) -> list[str]:
     return names if local_path(pattern) else [fs.unstrip_protocol(name) for name in names]
 
 
-def merge(starts: Array, sizes: Array, gap: int, most: int = _MOST_AT_ONCE) -> tuple[Array, Array, Array]:
-    """Ranges, sorted by their start, to fewer and longer ones.
+class Span(NamedTuple):
+    """Bytes ``begin`` to ``end`` of a file, read as one, and the numbers of the ranges that lie in it."""
+
+    begin: int
+    end: int
+    ranges: list[int]
+
+
+def merge(starts: Sequence[int], sizes: Sequence[int], gap: int, most: int = _MOST_AT_ONCE) -> list[Span]:
+    """Ranges to fewer and longer ones, in order of their begin.
 
     Args:
-        starts: [R] first bytes, ascending.
+        starts: [R] first bytes, in any order.
         sizes: [R].
         gap: ranges with at most so many bytes between them are read as one,
-        most: as long as that one is not longer than this (a longer single range stays as it is).
-
-    Returns:
-        first bytes [K] and ends [K] of the merged ranges, and the one that each range is in [R].
+        most: as long as that one is not longer than this. Ranges that overlap always are.
     """
-    if not len(starts):
-        return starts, starts, starts
-    ends = np.maximum.accumulate(starts + sizes)
-    apart = np.empty(len(starts), bool)
-    apart[:1] = True
-    apart[1:] = starts[1:] > ends[:-1] + gap
-    group = np.cumsum(apart) - 1
-    first = starts[apart]
-    if (ends - first[group]).max() > most:
-        begin = starts[0]
-        for i in range(1, len(starts)):
-            if not apart[i] and ends[i] - begin > most and starts[i] >= ends[i - 1]:
-                apart[i] = True
-            if apart[i]:
-                begin = starts[i]
-        group = np.cumsum(apart) - 1
-        first = starts[apart]
-    last = np.append(np.flatnonzero(apart)[1:], len(starts)) - 1
-    return first, ends[last], group
+    spans: list[Span] = []
+    begin = end = -1
+    inside: list[int] = []
+    for i in sorted(range(len(starts)), key=starts.__getitem__):
+        start, stop = starts[i], starts[i] + sizes[i]
+        if inside and (start < end or (start <= end + gap and stop - begin <= most)):
+            inside.append(i)
+            end = max(end, stop)
+        else:
+            if inside:
+                spans.append(Span(begin, end, inside))
+            begin, end, inside = start, stop, [i]
+    if inside:
+        spans.append(Span(begin, end, inside))
+    return spans
 
 
 class Store:
@@ -210,15 +208,14 @@ class Store:
         """Whether what is read of a file goes through the cache."""
         return self.cache is not None and local_path(url) is None
 
-    def warm(self, url: str, starts: Array, sizes: Array, total: int) -> None:
+    def warm(self, url: str, starts: Sequence[int], sizes: Sequence[int], total: int) -> None:
         """Begin to fetch what :meth:`read` with the same arguments will need, where there is a cache."""
-        if self.cache is None or not self.is_cached(url) or not len(starts):
+        if self.cache is None or not self.is_cached(url):
             return
         block = self.cache.block
-        first, last = starts // block, np.maximum(starts + sizes - 1, starts) // block
-        needed = np.unique(np.concatenate([first, last]))
-        for number in needed[needed * block < total].tolist():
-            self._begin(url, number, total)
+        for start, size in zip(starts, sizes):
+            for number in range(start // block, -(-(start + size) // block)):
+                self._begin(url, number, total)
 
     def fetch(self, url: str, total: int) -> None:
         """Begin to fetch all of a file into the cache, in order, behind whatever else is on its way."""
@@ -227,7 +224,9 @@ class Store:
         for number in range(-(-total // self.cache.block)):
             self._begin(url, number, total, patient=True)
 
-    def read(self, url: str, starts: Array, sizes: Array, total: int, *, fresh: bool = False) -> list[bytes]:
+    def read(
+        self, url: str, starts: Sequence[int], sizes: Sequence[int], total: int, *, fresh: bool = False
+    ) -> list[bytes]:
         """Ranges of a file.
 
         Args:
@@ -244,30 +243,31 @@ class Store:
             DamagedShardError: the file ends before a range does.
             OSError: it cannot be read.
         """
-        order = np.argsort(starts, kind="stable")
         local = local_path(url)
         gap = _GAP_REMOTE if local is None and (self.cache is None or fresh) else _GAP_LOCAL
-        begins, ends, group = merge(starts[order], sizes[order], gap)
+        spans = merge(starts, sizes, gap)
         if local is not None:
-            blocks = self._read_local(url, local, begins.tolist(), ends.tolist())
-        elif self.cache is not None and fresh:
-            self.cache.drop(url, total)
-            blocks = self._fetch(url, begins.tolist(), ends.tolist(), total)
-        elif self.cache is not None:
-            blocks = [self._read_cached(url, b, e, total) for b, e in zip(begins.tolist(), ends.tolist())]
+            blocks = self._read_local(url, local, spans)
+        elif self.cache is not None and not fresh:
+            blocks = [self._read_cached(url, span.begin, span.end, total) for span in spans]
         else:
-            blocks = self._fetch(url, begins.tolist(), ends.tolist(), total)
+            if self.cache is not None:
+                self.cache.drop(url, total)
+            blocks = self._fetch(url, [span.begin for span in spans], [span.end for span in spans], total)
         contents: list[bytes] = [b""] * len(starts)
-        places = (starts[order] - begins[group]).tolist()
-        for i, k, at, size in zip(order.tolist(), group.tolist(), places, sizes[order].tolist()):
-            block = blocks[k]
-            contents[i] = block if size == len(block) else block[at : at + size]
+        for span, block in zip(spans, blocks):
+            if len(span.ranges) == 1:
+                contents[span.ranges[0]] = block
+                continue
+            for i in span.ranges:
+                at = starts[i] - span.begin
+                contents[i] = block[at : at + sizes[i]]
         return contents
 
-    def _read_local(self, url: str, path: str, begins: list[int], ends: list[int]) -> list[bytes]:
+    def _read_local(self, url: str, path: str, spans: list[Span]) -> list[bytes]:
         file = self._file(path)
         blocks = []
-        for begin, end in zip(begins, ends):
+        for begin, end, _ in spans:
             block = os.pread(file.fileno(), end - begin, begin)
             while len(block) < end - begin:
                 more = os.pread(file.fileno(), end - begin - len(block), begin + len(block))

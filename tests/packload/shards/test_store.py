@@ -28,9 +28,7 @@ def web(tmp_path, content):
 
 
 def read(store, url, ranges, total):
-    starts = np.array([start for start, _ in ranges], np.int64)
-    sizes = np.array([size for _, size in ranges], np.int64)
-    return store.read(url, starts, sizes, total)
+    return store.read(url, [start for start, _ in ranges], [size for _, size in ranges], total)
 
 
 spans = st.lists(st.tuples(st.integers(0, 99_000), st.integers(0, 1000)), max_size=30)
@@ -38,24 +36,22 @@ spans = st.lists(st.tuples(st.integers(0, 99_000), st.integers(0, 1000)), max_si
 
 @given(spans, st.integers(0, 5000), st.sampled_from([500, 4000, 10**6]))
 def test_merged_ranges_cover_all_and_close_gaps(ranges, gap, most):
-    ranges.sort()
-    starts = np.array([start for start, _ in ranges], np.int64)
-    sizes = np.array([size for _, size in ranges], np.int64)
-    first, end, group = merge(starts, sizes, gap, most)
-    assert (np.diff(group) >= 0).all() and len(first) == len(end)
-    for (start, size), k in zip(ranges, group):
-        assert first[k] <= start and start + size <= end[k]
-    for k in range(len(first)):
-        inside = [r for r, owner in zip(ranges, group) if owner == k]
-        assert first[k] == inside[0][0] and end[k] == max(start + size for start, size in inside)
+    merged = merge([start for start, _ in ranges], [size for _, size in ranges], gap, most)
+    assert sorted(i for span in merged for i in span.ranges) == list(range(len(ranges)))
+    for begin, end, numbers in merged:
+        inside = [ranges[i] for i in numbers]
+        assert begin == inside[0][0] and end == max(start + size for start, size in inside)
         covered = inside[0][0] + inside[0][1]
+        overlap = False
         for start, size in inside[1:]:
-            assert start <= covered + gap
+            assert begin <= start <= covered + gap
+            overlap |= start < covered
             covered = max(covered, start + size)
-        overlap = any(s < max(a + b for a, b in inside[:i]) for i, (s, _) in enumerate(inside) if i)
-        assert end[k] - first[k] <= most or len(inside) == 1 or overlap
-    if most == 10**6:
-        assert all(first[k + 1] > end[: k + 1].max() + gap for k in range(len(first) - 1))
+        assert end - begin <= most or len(inside) == 1 or overlap
+    for (_, end, _), after in zip(merged, merged[1:]):
+        assert after.begin >= end
+        joined = ranges[after.ranges[0]][1] + after.begin - merged[merged.index(after) - 1].begin
+        assert after.begin > end + gap or joined > most
 
 
 @given(ranges=spans)
@@ -107,7 +103,7 @@ def test_many_threads_fetch_a_block_once(web, content, tmp_path):
 
 def test_warming_fetches_what_reading_needs(web, content, tmp_path):
     store = Store(tmp_path / "cache", block=10_000, ahead=0)
-    starts, sizes = np.array([5, 45_000, 59_990]), np.array([10, 10, 20])
+    starts, sizes = [5, 45_000, 59_990], [10, 10, 20]
     store.warm(web.url("a.tar"), starts, sizes, len(content))
     web.wait_for(4)
     store.read(web.url("a.tar"), starts, sizes, len(content))
