@@ -33,6 +33,7 @@ from .plan.lengths import lengths
 from .schema import ragged
 from .workers import batch_seed
 from .shards import Safety, ShardDataset, ShardError, ShardWriter, batched, shards
+from .shards import Safety, ShardDataset, ShardError, ShardWriter, batched, shard_sampler, shards
 
 __version__ = "0.1.0"
 __all__ = [
@@ -60,5 +61,6 @@ __all__ = [
     "infer_schema",
     "lengths",
     "ragged",
+    "shard_sampler",
     "shards",
 ]

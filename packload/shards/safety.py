@@ -37,7 +37,8 @@ class Safety:
         allow_pickle: decode ``.pkl``, ``.pickle``, ``.pyd``, ``.pth``, ``.pt``. Whoever wrote the shard
             can then run any code on this machine.
         allow_object_arrays: decode ``.npy`` and ``.npz`` with Python objects, which are pickles too.
-        allow_pipe: take ``pipe:`` addresses, which are commands that a shell runs.
+        allow_pipe: take ``pipe:`` addresses: a shell runs the command, and its output, which is kept in
+            memory, is the shard.
         allow_links: pass over symbolic links, hard links, devices and named pipes instead of refusing the
             shard. They are never followed.
         allow_outside_names: take names with ``..`` or from the root as keys. They are never used as paths.
@@ -62,13 +63,18 @@ class Safety:
 DEFAULT = Safety()
 
 
+def is_command(url: str) -> bool:
+    """Whether an address is a command, ``pipe:...``."""
+    return _COMMANDS.match(url) is not None
+
+
 def check_address(url: str, safety: Safety) -> None:
     """Refuse an address that is a command.
 
     Raises:
         UnsafeShardError: it begins with ``pipe:``.
     """
-    if _COMMANDS.match(url) and not safety.allow_pipe:
+    if is_command(url) and not safety.allow_pipe:
         raise UnsafeShardError(
             f"{url!r} is a command for a shell, not a place. Give the place itself, or allow any such "
             "command to be run: Safety(allow_pipe=True)."

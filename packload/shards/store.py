@@ -11,7 +11,9 @@ A store can be pickled and forked; each process opens its own files and connecti
 
 from __future__ import annotations
 
+import io
 import os
+import subprocess
 import threading
 import time
 import weakref
@@ -26,10 +28,11 @@ from braceexpand import braceexpand
 
 from .cache import BlockCache, renew_after_fork
 from .errors import DamagedShardError, Place, ShardError
-from .safety import DEFAULT, Safety, check_address
+from .safety import DEFAULT, Safety, check_address, is_command
 
 T = TypeVar("T")
 _FILES_OPEN = 128
+_OUTPUTS_KEPT = 4
 _PATIENT = 2
 _GAP_LOCAL = 8 << 10
 _GAP_REMOTE = 256 << 10
@@ -41,6 +44,8 @@ _LASTING = (FileNotFoundError, PermissionError, ShardError, ImportError, TypeErr
 
 def local_path(url: str) -> str | None:
     """The path of a local file, given as one or as ``file:``; None for any other address."""
+    if is_command(url):
+        return None
     if url.startswith("file:"):
         return unquote(urlsplit(url).path) if url.startswith("file://") else unquote(url[5:])
     return None if "://" in url else url
@@ -63,6 +68,9 @@ def expand(
     found: list[str] = []
     for pattern in (one for entry in given for one in braceexpand(os.fspath(entry))):
         check_address(pattern, safety)
+        if is_command(pattern):
+            found.append(pattern)
+            continue
         found += (
             _glob(pattern)
             if any(sign in pattern.partition("://")[2] or sign in pattern for sign in "*[")
@@ -153,6 +161,7 @@ class Store:
         self.cache = None if cache is None else BlockCache(cache, cache_bytes, block)
         self._files: OrderedDict[str, BinaryIO] = OrderedDict()
         self._lock = threading.Lock()
+        self._outputs: OrderedDict[str, bytes] = OrderedDict()
         self._pools: dict[bool, ThreadPoolExecutor] = {}
         renew_after_fork(self)
 
@@ -173,6 +182,8 @@ class Store:
         path = local_path(url)
         if path is not None:
             return os.stat(path).st_size
+        if is_command(url):
+            return len(self._output(url))
         size = _again(url, lambda: self._info(url)).get("size")
         return None if size is None else int(size)
 
@@ -187,6 +198,9 @@ class Store:
             with open(path, "rb") as file:
                 return file.read()
 
+        if is_command(url):
+            return self._output(url)
+
         def fetch() -> bytes:
             fs, name = self._remote(url)
             content: bytes = fs.cat_file(name)
@@ -200,13 +214,15 @@ class Store:
         path = local_path(url)
         if path is not None:
             return open(path, "rb", buffering=1 << 20)
+        if is_command(url):
+            return io.BytesIO(self._output(url))
         fs, name = self._remote(url)
         file: BinaryIO = fs.open(name, "rb", block_size=8 << 20, cache_type="readahead")
         return file
 
     def is_cached(self, url: str) -> bool:
         """Whether what is read of a file goes through the cache."""
-        return self.cache is not None and local_path(url) is None
+        return self.cache is not None and local_path(url) is None and not is_command(url)
 
     def warm(self, url: str, starts: Sequence[int], sizes: Sequence[int], total: int) -> None:
         """Begin to fetch what :meth:`read` with the same arguments will need, where there is a cache."""
@@ -248,6 +264,9 @@ class Store:
         spans = merge(starts, sizes, gap)
         if local is not None:
             blocks = self._read_local(url, local, spans)
+        elif is_command(url):
+            output = self._output(url)
+            blocks = [_checked(output[b:e], url, b, e) for b, e, _ in spans]
         elif self.cache is not None and not fresh:
             blocks = [self._read_cached(url, span.begin, span.end, total) for span in spans]
         else:
@@ -343,6 +362,23 @@ class Store:
             return [_cut(content, url, b, e, total) for content, b, e in zip(contents, begins, ends)]
 
         return _again(url, fetch)
+
+    def _output(self, url: str) -> bytes:
+        """What a command writes; the outputs of a few are kept."""
+        check_address(url, self.safety)
+        with self._lock:
+            if url in self._outputs:
+                self._outputs.move_to_end(url)
+                return self._outputs[url]
+        command = url.strip()[len("pipe:") :]
+        done = subprocess.run(command, shell=True, stdout=subprocess.PIPE)
+        if done.returncode:
+            raise FileNotFoundError(f"{url!r}: the command ended with {done.returncode}")
+        with self._lock:
+            self._outputs[url] = done.stdout
+            if len(self._outputs) > _OUTPUTS_KEPT:
+                self._outputs.popitem(last=False)
+        return done.stdout
 
     def _info(self, url: str) -> dict[str, Any]:
         fs, name = self._remote(url)

@@ -119,6 +119,17 @@ def test_commands_are_not_addresses(url):
     check_address(url, Safety(allow_pipe=True))
 
 
+def test_commands_are_run_where_that_is_asked_for(tmp_path):
+    path = make_tar(tmp_path / "a.tar", {"a.txt": b"x", "b.txt": b"y"})
+    index_it(path)
+    allowed = Safety(allow_pipe=True)
+    for cache in (None, tmp_path / "cache"):
+        data = ShardDataset(f"pipe:cat {path}", safety=allowed, cache=cache)
+        assert [sample["txt"] for sample in data.__getitems__([1, 0])] == ["y", "x"]
+    with pytest.raises(FileNotFoundError, match="has no index"):
+        ShardDataset(f"pipe:cat {tmp_path}/b.tar", safety=allowed)
+
+
 def special(path, flag, name="evil.txt", target="/etc/passwd"):
     with tarfile.open(path, "w") as tar:
         add(tar, "good.txt", b"x")
