@@ -107,9 +107,8 @@ def shard_sampler(
         sampler = made(values, batch_size or 1, seed=seed, **common)
     units = sampler.plan.units
     samples = np.asarray(units.sample_of(np.arange(units.count)))
-    sampler.plan = ShardPlanner(sampler.plan, dataset.shard_of(samples), mixed)
-    sampler._identity["data"]["shards"] = dataset.digest
-    sampler._identity["policy"]["mixed"] = mixed
+    plan = ShardPlanner(sampler.plan, dataset.shard_of(samples), mixed)
+    sampler.replace_plan(plan, data={"shards": dataset.digest}, policy={"mixed": mixed})
     return sampler
 
 

@@ -18,7 +18,7 @@ def tars(folder, count=3):
     ]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_every_shard_gets_an_index_beside_it(tmp_path, workers):
     tars(tmp_path)
     done = []
