@@ -3,7 +3,8 @@
 Both sides read the same shards with as many workers, in random order, and are timed in turn, an epoch each,
 with workers that are already there. webdataset: its own decoders, a shuffle buffer, ``batched`` with padding
 to the largest sample, ``WebLoader``. packload: ``packload.shards``. Memory is that of the process and all its
-children together (the proportional set size), at its highest in the first epoch.
+children together (the proportional set size), at its highest in the first epoch. CPU is what all of them used
+for a sample; it depends less on other work on the machine than time does.
 
 Of the three kinds, ``tokens`` are reviews stored as numbers, ``words`` reviews stored as text that workers
 split and number, ``jpg`` are pictures.
@@ -12,6 +13,8 @@ split and number, ``jpg`` are pictures.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import statistics
 import tempfile
 import threading
@@ -102,14 +105,19 @@ def compare(title: str, sides: list[Side], rounds: int, samples: int) -> float:
         with Memory() as used:
             assert epoch(loader) == samples, f"{title}: an epoch does not have {samples} samples"
         memory.append(used.most)
-    cases = {side.name: Case(partial(_run, loader)) for side, loader in zip(sides, loaders)}
+    used: dict[str, list[float]] = {side.name: [] for side in sides}
+    cases = {side.name: Case(partial(_run, loader, used[side.name])) for side, loader in zip(sides, loaders)}
     seconds = interleaved(cases, rounds=rounds)
     base, other = (seconds[side.name] for side in sides)
     ratio = statistics.median(a / b for a, b in zip(base, other))
-    for side, used_ in zip(sides, memory):
+    cpus = [1e6 * statistics.median(used[side.name]) / samples for side in sides]
+    for side, most, cpu in zip(sides, memory, cpus):
         speed = samples / statistics.median(seconds[side.name])
-        times = "" if side is sides[0] else f"{ratio:.2f}"
-        print(f"| {title} | {side.name} | {speed:,.0f} | {times} | {used_ / 1e6:.0f} |", flush=True)
+        times, less = ("", "") if side is sides[0] else (f"{ratio:.2f}", f"{cpus[0] / cpu:.2f}")
+        print(
+            f"| {title} | {side.name} | {speed:,.0f} | {times} | {cpu:.0f} | {less} | {most / 1e6:.0f} |",
+            flush=True,
+        )
     for loader in loaders:
         close = getattr(loader, "close", None)
         if close is not None:
@@ -117,8 +125,10 @@ def compare(title: str, sides: list[Side], rounds: int, samples: int) -> float:
     return ratio
 
 
-def _run(loader: Iterable[Any], _: Any) -> None:
+def _run(loader: Iterable[Any], used: list[float], _: Any) -> None:
+    before = cpu_now()
     epoch(loader)
+    used.append(cpu_now() - before)
 
 
 class Memory:
@@ -146,18 +156,35 @@ class Memory:
 def memory_now() -> int:
     """Bytes of this process and all its children, shared pages divided among those that share them."""
     total = 0
-    waiting = ["self"]
-    while waiting:
-        pid = waiting.pop()
-        try:
-            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    for process in _family():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            rollup = (process / "smaps_rollup").read_text()
             shares = [line.split()[1] for line in rollup.splitlines() if line.startswith("Pss:")]
             total += 1024 * sum(map(int, shares))
-            for task in Path(f"/proc/{pid}/task").iterdir():
-                waiting += (task / "children").read_text().split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
     return total
+
+
+def cpu_now() -> float:
+    """Seconds of CPU that this process and its living children have used."""
+    ticks = 0
+    for process in _family():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _family() -> list[Path]:
+    """This process and all its children, as folders of ``/proc``."""
+    found = []
+    waiting = [Path("/proc/self")]
+    while waiting:
+        process = waiting.pop()
+        found.append(process)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for task in (process / "task").iterdir():
+                waiting += [Path("/proc", pid) for pid in (task / "children").read_text().split()]
+    return found
 
 
 def write_text(folder: Path, limit: int | None) -> tuple[int, Encode]:
@@ -179,7 +206,7 @@ def write_pictures(folder: Path, count: int) -> int:
     """Pictures as JPEG of quality 95."""
     pictures = list(views(count, (160, 384)))
     start = time.perf_counter()
-    with packload.ShardWriter(folder / "jpg", size="8MB", workers=2) as writer:
+    with packload.ShardWriter(folder / "jpg", size="2MB", workers=2) as writer:
         for picture, label in pictures:
             writer.write({"jpg": picture, "cls": label})
     _throughput("write JPEG, encoding included", start, writer.indexes)
@@ -221,8 +248,8 @@ def main() -> None:
         reviews, encode = write_text(folder, settings.reviews)
         pictures = write_pictures(folder, settings.pictures)
         index_again(folder)
-        print("\n| shards | side | samples/s | over webdataset | MB, highest |")
-        print("| --- | --- | ---: | ---: | ---: |")
+        print("\n| shards | side | samples/s | over webdataset | CPU us a sample | less | MB, highest |")
+        print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
         sides = _sides(folder, settings.workers, encode)
         for title, samples in (("tokens", reviews), ("words", reviews), ("jpg", pictures)):
             if settings.only in (None, title):
