@@ -12,9 +12,6 @@ Everything wrong with samples is a :class:`CollateError`.
 :class:`FixedBatchSampler` plan batches from lengths, which :func:`lengths` reads; :mod:`packload.cost` says
 what a sample is charged. :class:`Loader` makes batches ahead of the loop, on threads or in processes, in
 memory that is used again, and copies them to a device.
-:class:`FixedBatchSampler` plan batches from lengths; :mod:`packload.cost` says what a sample is charged.
-:class:`Loader` makes batches ahead of the loop, on threads or in processes, in memory that is used again,
-and copies them to a device.
 
 :func:`shards` streams tar shards as packed batches; :class:`ShardWriter` writes them, :class:`ShardDataset`
 and :func:`shard_sampler` are its parts, :func:`batched` is a stage for pipelines of one's own. What a shard

@@ -102,9 +102,9 @@ def compare(title: str, sides: list[Side], rounds: int, samples: int) -> float:
     loaders = [side.make() for side in sides]
     memory = []
     for loader in loaders:
-        with Memory() as used:
+        with Memory() as watched:
             assert epoch(loader) == samples, f"{title}: an epoch does not have {samples} samples"
-        memory.append(used.most)
+        memory.append(watched.most)
     used: dict[str, list[float]] = {side.name: [] for side in sides}
     cases = {side.name: Case(partial(_run, loader, used[side.name])) for side, loader in zip(sides, loaders)}
     seconds = interleaved(cases, rounds=rounds)

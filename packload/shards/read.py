@@ -211,8 +211,8 @@ class ShardDataset:
         return found
 
     @property
-    def digest(self) -> str:
-        """What identifies the samples, for the state of a loader."""
+    def fingerprint(self) -> str:
+        """What identifies the samples, for the state of a loader and for what is kept of them."""
         counts = " ".join(map(str, np.diff(self.bases).tolist()))
         return f"{total_digest(self.indexes)}:{zlib.crc32(counts.encode()):08x}"
 

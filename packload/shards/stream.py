@@ -108,7 +108,7 @@ def shard_sampler(
     units = sampler.plan.units
     samples = np.asarray(units.sample_of(np.arange(units.count)))
     plan = ShardPlanner(sampler.plan, dataset.shard_of(samples), mixed)
-    sampler.replace_plan(plan, data={"shards": dataset.digest}, policy={"mixed": mixed})
+    sampler.replace_plan(plan, data={"shards": dataset.fingerprint}, policy={"mixed": mixed})
     return sampler
 
 
@@ -198,7 +198,7 @@ def shards(
         world_size=world_size,
         **(plan or {}),
     )
-    _check_agreement(dataset.digest)
+    _check_agreement(dataset.fingerprint)
     batches: Any = sampler
     if any([dataset.store.is_cached(url) for url in dataset.urls]):
         batches = AheadSampler(sampler, dataset)

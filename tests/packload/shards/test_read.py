@@ -72,6 +72,7 @@ def test_lengths_of_all_samples_in_order(three):
     data = ShardDataset(three)
     assert data.columns == ("txt.chars", "txt.words")
     assert data.lengths("txt.words").tolist() == list(range(1, 11)) * 3
+    assert packload.lengths(data, "txt.words").tolist() == list(range(1, 11)) * 3
     assert data.lengths("txt.bytes").tolist() == [len(expected(i)["txt"]) for i in range(30)]
     with pytest.raises(KeyError, match="has no lengths 'png.h'; it has .*'txt.words'.*'cls.bytes'"):
         data.lengths("png.h")
@@ -271,13 +272,13 @@ def tar_bytes(members):
         return make_tar(Path(folder) / "a.tar", members).read_bytes()
 
 
-def test_the_digest_is_that_of_the_samples_served(three):
-    one, other = ShardDataset(three).digest, ShardDataset(three[::-1]).digest
-    assert one == ShardDataset(three).digest != other
+def test_the_fingerprint_is_that_of_the_samples_served(three):
+    one, other = ShardDataset(three).fingerprint, ShardDataset(three[::-1]).fingerprint
+    assert one == ShardDataset(three).fingerprint != other
     cut(three[1], 0.55)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert ShardDataset(three, on_error="skip").digest != one
+        assert ShardDataset(three, on_error="skip").fingerprint != one
 
 
 def test_images_and_arrays_become_packed_batches(tmp_path):
