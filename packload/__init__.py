@@ -12,6 +12,10 @@ Everything wrong with samples is a :class:`CollateError`.
 :class:`FixedBatchSampler` plan batches from lengths, which :func:`lengths` reads; :mod:`packload.cost` says
 what a sample is charged. :class:`Loader` makes batches ahead of the loop, on threads or in processes, in
 memory that is used again, and copies them to a device.
+
+:func:`shards` streams tar shards as packed batches; :class:`ShardWriter` writes them, :class:`ShardDataset`
+and :func:`shard_sampler` are its parts, :func:`batched` is a stage for pipelines of one's own. What a shard
+may not do unless allowed stands in :class:`Safety`; everything wrong with shards is a :class:`ShardError`.
 """
 
 from . import cost
@@ -31,6 +35,7 @@ from .plan import (
 )
 from .plan.lengths import lengths
 from .schema import ragged
+from .shards import Safety, ShardDataset, ShardError, ShardWriter, batched, shard_sampler, shards
 from .workers import batch_seed
 
 __version__ = "0.1.0"
@@ -48,10 +53,17 @@ __all__ = [
     "PackedTensor",
     "Piece",
     "RandomBatchSampler",
+    "Safety",
+    "ShardDataset",
+    "ShardError",
+    "ShardWriter",
     "batch_seed",
+    "batched",
     "collate",
     "cost",
     "infer_schema",
     "lengths",
     "ragged",
+    "shard_sampler",
+    "shards",
 ]

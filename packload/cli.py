@@ -8,6 +8,7 @@ from rich.console import Console
 
 import packload
 from packload.report import command as policies_command
+from packload.shards import cli as shards_cli
 
 try:
     from packload.demo.run import Settings, run
@@ -44,6 +45,10 @@ def _main(
     ] = False,
 ) -> None:
     """Packed batches for PyTorch."""
+
+
+app.command()(shards_cli.shard)
+app.command()(shards_cli.index)
 
 
 @app.command()

@@ -91,6 +91,20 @@ class PlanSampler(Sampler[list[Item]]):
         self._live: _Live | None = None
         self._loads = 0
 
+    def replace_plan(self, plan: Planner, *, data: Mapping[str, Any], policy: Mapping[str, Any]) -> None:
+        """Put another planner of the same units in place, before the first iteration.
+
+        Args:
+            plan: makes the windows.
+            data, policy: what else identifies the data and the way they are planned, JSON-able; a state is
+                refused where it differs.
+        """
+        self.plan = plan
+        self._identity = {
+            "data": {**self._identity["data"], **data},
+            "policy": {**self._identity["policy"], **policy},
+        }
+
     @property
     def rank(self) -> int:
         """This process's rank."""
