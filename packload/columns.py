@@ -30,6 +30,7 @@ _TORCH_DTYPES = {dtype: kind for kind, dtype in NUMPY_DTYPES.items()}
 _BYTES = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _FEW_CHANNELS = 4
 _NEEDS_GRADIENT = attrgetter("requires_grad")
+_ARRAYS, _TENSORS = {np.ndarray}, {Tensor}
 
 
 class Column:
@@ -79,20 +80,20 @@ class Column:
     def _measure(self) -> list[list[int]]:
         arrays = self.arrays
         tokens, shape = self.pattern.tokens, arrays[0].shape
-        fits = len(shape) == len(tokens) and all(
-            shape[d] == tokens[d] for d in self.pattern.static if tokens[d] is not None
-        )
+        fits = len(shape) == len(tokens)
+        for d in self.pattern.static if fits else ():
+            fits = fits and tokens[d] in (None, shape[d])
         if self.leading and fits:
             lengths = self._rows()
-            if 0 not in lengths or len(tokens) == 1:
+            if len(tokens) == 1 or 0 not in lengths:
                 return [lengths]
-        self._mistakes.check_arrays(self.field, arrays)
+        if not fits or self.pattern.ragged:
+            self._mistakes.check_arrays(self.field, self.arrays)
         return [[array.shape[d] for array in arrays] for d in self.pattern.ragged]
 
     def _rows(self) -> list[int]:
         """Lengths along dim 0, right if all other dims are those of sample 0."""
-        width = prod(self.arrays[0].shape[1:])
-        if not isinstance(self.arrays[0], Tensor) or not width:
+        if not isinstance(self.arrays[0], Tensor) or not (width := prod(self.arrays[0].shape[1:])):
             return list(map(len, self.arrays))
         counts = list(map(Tensor.numel, self.arrays))  # four times as fast as asking for shapes
         return counts if width == 1 else [count // width for count in counts]
@@ -271,6 +272,8 @@ def _images(field: Field, column: list[Any], mistakes: Mistakes) -> list[Array]:
 
 def _arrays(field: Field, column: list[Any], mistakes: Mistakes) -> list[Any]:
     types = set(map(type, column))
+    if types == _ARRAYS or types == _TENSORS:
+        return column
     if any(all(issubclass(kind, base) for kind in types) for base in (Tensor, np.ndarray)):
         return column
     arrays = [_array(field, index, column, mistakes) for index in range(len(column))]

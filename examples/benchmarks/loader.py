@@ -204,7 +204,7 @@ def flattened(collate: Collate, ring: Ring, samples: list[dict[str, Any]]) -> di
     batch = collate.pack(samples, ring.allocate)
     ids, labels = batch.input_ids, batch.labels
     axis = ids.grid.axes[0]
-    labels.values[axis.offsets[:-1]] = sides.SEPARATOR
+    labels.values.index_fill_(0, axis.offsets[:-1].long(), sides.SEPARATOR)
     longest = axis.max_length
     return {
         "input_ids": ids.values[None],
