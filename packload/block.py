@@ -364,7 +364,12 @@ class Block:
             return _over(storage, dtype, 0, shape, self.buffer.device)
         first = (int(self.buffer.storage_offset()) + start) // dtype.itemsize
         inside = _over(self.buffer.untyped_storage(), dtype, first, shape, self.buffer.device)
-        return from_dlpack(to_dlpack(inside)) if inside.device.type in _DLPACK else inside
+        if inside.device.type in _DLPACK:
+            try:
+                return from_dlpack(to_dlpack(inside))
+            except (BufferError, RuntimeError):  # a type that the exchange lacks
+                pass
+        return inside
 
     def _indices(self, start: int, count: int) -> Tensor:
         """Integers of 32 bits in the buffer."""
