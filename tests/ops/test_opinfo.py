@@ -342,6 +342,8 @@ def compare(op: Callable, call: Call) -> int:
         wanted.append((leaf, results, chosen))
     if losses:
         sum(losses).backward()
+        if x.grad is None:  # as for dense tensors: no gradient is one of zeros
+            x.grad = x.detach() * 0
         for i, (leaf, results, chosen) in enumerate(wanted):
             if all(r.isfinite().all() for r in results) and (
                 call.compared is None or call.dtype == torch.float64

@@ -66,9 +66,19 @@ COPIES: dict[str, Callable] = {
 }
 
 
+def _has_gradient(fn: Callable) -> bool:
+    """Whether this version of PyTorch has a gradient of ``fn`` on dense tensors."""
+    try:
+        fn(torch.randn(2, 3, 4, requires_grad=True)).sum().backward()
+    except RuntimeError as error:
+        assert "not implemented" in str(error) or "does not support automatic" in str(error)
+        return False
+    return True
+
+
 @pytest.mark.parametrize("fn", list(COPIES.values()), ids=list(COPIES))
 def test_copies_have_memory_of_their_own(fn: Callable) -> None:
-    check(fn, make([3, 0, 5]), grad=fn is not COPIES["view_as_complex_copy"])  # PyTorch has none of it
+    check(fn, make([3, 0, 5]), grad=_has_gradient(fn))
     (x,) = pack(make([3, 2, 5]))
     before = x.values.clone()
     out = fn(x)
