@@ -1,5 +1,6 @@
 """The command line: ``packload``."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -97,6 +98,7 @@ def policies(
     if picture is not None and not _PLOT_INSTALLED:
         typer.echo("a picture needs matplotlib: pip install 'packload[plot]'", err=True)
         raise typer.Exit(1)
+    sys.path.insert(0, str(Path.cwd()))  # as for python -m: data sets of the project at hand are found
     options = policies_command.Options(
         source, column or (), batch_size, budget, world_size, cost, seed, oversize, picture
     )

@@ -45,7 +45,7 @@ def run(options: Options, console: Console, draw: Drawer | None = None) -> list[
         draw: what draws the picture, if one is asked for.
 
     Raises:
-        SourceError: the options do not make sense, or lengths cannot be read.
+        SourceError: the options do not make sense, lengths cannot be read, or the picture cannot be drawn.
     """
     lengths, names = read_lengths(options.source, options.columns)
     if not len(lengths):
@@ -65,7 +65,10 @@ def run(options: Options, console: Console, draw: Drawer | None = None) -> list[
     )
     console.print(table([result.figures for result in results], title))
     if options.picture is not None and draw is not None:
-        draw(lengths, results, settings, f"{Path(options.source).name}: {title}", options.picture)
+        try:
+            draw(lengths, results, settings, f"{Path(options.source).name}: {title}", options.picture)
+        except (OSError, ValueError) as error:
+            raise SourceError(f"the picture {options.picture} cannot be drawn: {error}") from error
         console.print(f"picture: {options.picture}")
     return results
 

@@ -6,6 +6,7 @@ import csv
 import gzip
 import importlib
 import inspect
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ import numpy as np
 from packload.errors import CollateError
 from packload.plan.leaves import as_lengths
 from packload.plan.lengths import lengths
+
+_ENCODING = "utf-8-sig"
+"""UTF-8, of whose mark in front of a file's first row nothing is kept."""
 
 
 class SourceError(ValueError):
@@ -27,8 +31,8 @@ def read_lengths(source: str | Path, columns: Sequence[str] = ()) -> tuple[np.nd
     Args:
         source: a ``.csv``, ``.tsv`` (either also ``.gz``) or ``.npy`` file, or ``module:attribute``: a data
             set, or what returns one when called without arguments.
-        columns: the columns of a file, by their header or position, or the fields of a data set. By
-            default the one that holds whole numbers, or the one that varies.
+        columns: the columns of a file, by their header, or by position (from 0) where there is none; or the
+            fields of a data set. By default the one that holds whole numbers, or the one that varies.
 
     Returns:
         int64 [N] or [N, k], as :func:`packload.lengths` has it, and the names of the columns.
@@ -50,31 +54,47 @@ def read_lengths(source: str | Path, columns: Sequence[str] = ()) -> tuple[np.nd
 def _from_table(path: Path, columns: Sequence[str], delimiter: str) -> tuple[np.ndarray, tuple[str, ...]]:
     opened: Any = gzip.open if path.suffix.lower() == ".gz" else open
     try:
-        with opened(path, "rt", newline="") as file:
+        with opened(path, "rt", newline="", encoding=_ENCODING) as file:
             lines = csv.reader(file, delimiter=delimiter)
-            first, second = next(lines, []), next(lines, [])
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+            rows = filter(None, lines)
+            first, above = next(rows, []), lines.line_num
+            second = next(rows, [])
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
         raise SourceError(f"{path}: cannot be read as a table of text: {error}") from error
-    headed = not all(_is_whole(cell) for cell in first)
+    headed = _is_header(path, first)
     names = [cell.strip() for cell in first] if headed else [str(i) for i in range(len(first))]
     if not names or (headed and not second):
         raise SourceError(f"{path}: the table has no rows.")
     whole = [name for name, cell in zip(names, second if headed else first) if _is_whole(cell)]
     chosen = _choose(path, columns, names, whole)
     try:
-        rows = np.loadtxt(
+        table = np.loadtxt(
             path,
             dtype=np.int64,
             delimiter=delimiter,
-            skiprows=int(headed),
+            skiprows=above if headed else 0,
             usecols=[names.index(name) for name in chosen],
             quotechar='"',
             comments=None,
+            encoding=_ENCODING,
             ndmin=2,
         )
-        return as_lengths(rows, str(path)), chosen
+        return as_lengths(table, str(path)), chosen
+    except (OSError, EOFError, zlib.error) as error:
+        raise SourceError(f"{path}: cannot be read to its end: {error}") from error
     except ValueError as error:
         raise SourceError(f"{path}: columns {list(chosen)} must hold whole numbers: {error}") from error
+
+
+def _is_header(path: Path, first: list[str]) -> bool:
+    """Whether a table's first row names its columns: no cell of it is a whole number, else all are."""
+    whole = [_is_whole(cell) for cell in first]
+    if any(whole) and not all(whole):
+        raise SourceError(
+            f"{path}: the first row, {first}, has numbers and other text, so that it may name the columns or "
+            "be the first sample. Put a row of names above it that are no numbers."
+        )
+    return not any(whole)
 
 
 def _is_whole(cell: str) -> bool:
@@ -99,7 +119,7 @@ def _choose(path: Path, columns: Sequence[str], names: list[str], whole: list[st
 def _from_array(path: Path, columns: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
     try:
         array = as_lengths(np.load(path, allow_pickle=False), str(path))
-    except (ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise SourceError(f"{path}: {error}") from error
     if array.ndim == 1:
         array = array[:, None]
@@ -110,7 +130,7 @@ def _from_array(path: Path, columns: Sequence[str]) -> tuple[np.ndarray, tuple[s
 
 def _from_module(source: str, columns: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
     module, colon, attribute = source.partition(":")
-    if not colon or not attribute:
+    if not colon or not attribute or not module or module.startswith("."):
         raise SourceError(
             f"{source!r} is neither a file nor module:attribute. Give a .csv or .npy file of lengths, or "
             "where a data set is found, e.g. mypackage.data:train."

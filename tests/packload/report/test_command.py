@@ -141,3 +141,20 @@ def test_costs_are_named_or_written_out(
 def test_other_costs_are_refused(text: str) -> None:
     with pytest.raises(SourceError, match="--cost"):
         parse_cost(text, np.array([1]))
+
+
+@pytest.mark.parametrize("picture", ["a.bad", "nowhere/a.png"])
+def test_a_picture_that_cannot_be_drawn_is_an_error_after_the_table(tmp_path: Path, picture: str) -> None:
+    (tmp_path / "n.csv").write_text("n\n3\n4\n")
+    result = _run(tmp_path / "n.csv", *SIZES, "--picture", tmp_path / picture)
+    assert result.exit_code == 1 and isinstance(result.exception, SystemExit)
+    assert "steps on each rank" in result.output and "cannot be drawn" in result.output
+
+
+def test_a_data_set_of_the_folder_at_hand_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data_of_this_folder.py").write_text("train = [[1, 2], [3]]\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    result = _run("data_of_this_folder:train", *SIZES)
+    assert result.exit_code == 0, result.output
+    assert "2 samples" in result.output

@@ -165,3 +165,39 @@ def test_the_lengths_that_come_with_the_examples_are_real() -> None:
 def test_reading_lengths_does_not_import_matplotlib() -> None:
     program = "import sys, packload.report; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=HERE, timeout=60).returncode == 0
+
+
+def test_the_mark_that_spreadsheets_put_first_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbflength\n3\n4\n")
+    (tmp_path / "b.csv").write_bytes(b"\xef\xbb\xbf3\n4\n")
+    assert read_lengths(tmp_path / "a.csv", ["length"])[0].tolist() == [3, 4]
+    assert read_lengths(tmp_path / "b.csv")[0].tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("text", ["a,12\nb,13\n", "5,0.5\n6,0.25\n"])
+def test_a_first_row_that_may_be_a_sample_is_not_taken_for_a_header(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SourceError, match="may name the columns or be the first sample"):
+        read_lengths(_write(tmp_path, text))
+
+
+@pytest.mark.parametrize("text", ["\n\nn\n3\n4\n", '"n"\n\n3\n4\n', '"n"\n3\n\n4\n'])
+def test_empty_lines_are_passed_over(tmp_path: Path, text: str) -> None:
+    lengths, names = read_lengths(_write(tmp_path, text))
+    assert (lengths.tolist(), names) == ([3, 4], ("n",))
+
+
+def test_a_header_may_take_several_lines(tmp_path: Path) -> None:
+    assert read_lengths(_write(tmp_path, '"of\nwhat",n\nx,3\ny,4\n'))[0].tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("kept", [12, 25])
+def test_an_archive_that_was_cut_off_is_an_error(tmp_path: Path, kept: int) -> None:
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"length\n3\n4\n5\n")[:kept])
+    with pytest.raises(SourceError, match=r"cannot be read"):
+        read_lengths(tmp_path / "a.csv.gz")
+
+
+@pytest.mark.parametrize("source", [":x", "..a:b", "a:"])
+def test_what_names_no_module_is_an_error(source: str) -> None:
+    with pytest.raises(SourceError, match="neither a file nor module:attribute"):
+        read_lengths(source)
