@@ -33,9 +33,17 @@ Cost = Callable[[Any], Array]
 
 
 def tokens(lengths: Array) -> Array:
-    """n: positions, the sum over a sample's lengths if it has several. [N] or [N, D] -> [N]."""
+    """n: positions, the sum over a sample's lengths if it has several. [N] or [N, D] -> [N].
+
+    Raises:
+        ValueError: a sum that 64 bits do not hold.
+    """
     one = _one_field(lengths, "tokens")
-    return one if one.ndim == 1 else one.sum(axis=1)
+    if one.ndim == 1:
+        return one
+    if one.size and float(one.max()) * one.shape[1] >= 2.0**62:
+        raise ValueError(f"lengths up to {one.max()} have a sum that 64 bits do not hold.")
+    return one.sum(axis=1)
 
 
 def area(lengths: Array) -> Array:

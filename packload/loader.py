@@ -285,10 +285,10 @@ def _note(recorder: Recorder, copies: int, done: Done, waited: float) -> None:
 
 
 def _skipped(source: Any) -> int:
-    counts = getattr(source, "counts", None)
     skipped = getattr(source, "skipped", None)
-    if skipped is None and isinstance(counts, dict):
-        skipped = counts.get("skipped")
+    if skipped is None:  # counts of a plan are planned for when they are asked for
+        counts = getattr(source, "counts", None)
+        skipped = counts.get("skipped") if isinstance(counts, dict) else None
     return skipped if isinstance(skipped, int) else 0
 
 

@@ -61,7 +61,8 @@ def make_borders(loads: Array, buckets: int | Sequence[float]) -> tuple[float, .
             raise ValueError(f"buckets must be a number above 0, or their borders; got {buckets}.")
         return _lay(loads, int(buckets))
     borders = np.asarray(buckets)
-    if borders.ndim != 1 or borders.dtype.kind not in "iuf" or not (np.diff(borders) > 0).all():
+    numbers = borders.ndim == 1 and borders.dtype.kind in "iuf" and not np.isnan(borders).any()
+    if not numbers or not (np.diff(borders) > 0).all():
         raise ValueError(f"borders of buckets must be numbers that grow; got {buckets!r}.")
     return tuple(borders.tolist())
 

@@ -127,6 +127,8 @@ def read_lengths(lengths: Any) -> Lengths:
     """
     if not isinstance(lengths, Mapping):
         return _array(lengths, "lengths")
+    if not lengths:
+        raise ValueError("lengths are given by field, and there is no field.")
     fields = {str(name): _array(value, f"lengths of {name!r}") for name, value in lengths.items()}
     counts = {name: len(array) for name, array in fields.items()}
     if len(set(counts.values())) != 1:
@@ -146,6 +148,8 @@ def evaluate(cost: Cost, lengths: Lengths, name: str) -> Array:
         ValueError: a cost is negative, not finite or above 2^53, or they have another shape than [N].
     """
     values = np.asarray(cost(lengths))
+    if values.dtype.kind == "f":
+        values = values.astype(np.float64)
     count = count_of(lengths)
     if values.shape != (count,) or values.dtype.kind not in "iuf":
         raise ValueError(
@@ -155,7 +159,7 @@ def evaluate(cost: Cost, lengths: Lengths, name: str) -> Array:
     wrong = np.flatnonzero(~((values >= 0) & (values <= _LARGEST)))
     if len(wrong):
         raise ValueError(f"{name}: sample {wrong[0]} costs {values[wrong[0]]}; a cost is from 0 to 2^53.")
-    return values.astype(np.float64 if values.dtype.kind == "f" else np.int64)
+    return values if values.dtype.kind == "f" else values.astype(np.int64)
 
 
 def _array(value: Any, what: str) -> Array:
@@ -163,11 +167,18 @@ def _array(value: Any, what: str) -> Array:
         raise TypeError(
             f"{what}: a {type(value).__name__} is no list, array or tensor of integers, one for each sample."
         )
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(
+            f"{what} must be integers [N] or [N, D]; got a {type(value).__name__}: {error}"
+        ) from None
     if array.size == 0:
         array = array.astype(np.int64)
-    if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
+    if array.dtype.kind not in "iu" or array.ndim not in (1, 2) or 0 in array.shape[1:]:
         raise ValueError(f"{what} must be integers [N] or [N, D]; got {array.dtype} {list(array.shape)}.")
+    if array.dtype.kind == "u" and array.size and array.max() >= 2**63:
+        raise ValueError(f"{what}: {array.max()} is more than 64 bits with a sign hold.")
     array = array.astype(np.int64)
     if array.size and array.min() < 0:
         at = int(np.argwhere(array < 0)[0][0])

@@ -66,7 +66,7 @@ class PlanSampler(Sampler[list[Item]]):
             make_policy: makes the policy once it is known what samples are charged.
             budget: one cap or several by name; None if the policy has none.
             cost: what samples are charged; one of ``packload.cost`` or any function of lengths.
-            seed: of the plan.
+            seed: of the plan, any integer.
             rank: this process's; by default that of ``torch.distributed``, or 0.
             world_size: the number of ranks; by default that of ``torch.distributed``, or 1.
             oversize: what becomes of samples above the budget.
@@ -75,8 +75,8 @@ class PlanSampler(Sampler[list[Item]]):
         read = read_lengths(lengths)
         units = make_units(read, make_caps(budget, cost, read), oversize)
         policy = make_policy(units)
-        self.plan = Planner(units, policy, int(seed), bool(drop_last))
-        self.seed, self._drop_last = int(seed), bool(drop_last)
+        self.seed, self._drop_last = as_integer(seed, "seed"), bool(drop_last)
+        self.plan = Planner(units, policy, self.seed, self._drop_last)
         self._rank, self._world_size = _check_ranks(rank, world_size)
         self._identity = {
             "data": {"samples": count_of(read), "lengths": digest(read)},
@@ -135,8 +135,13 @@ class PlanSampler(Sampler[list[Item]]):
         return EpochForwarder(self)
 
     @property
+    def skipped(self) -> int:
+        """How many samples are in no batch because they are above the budget; nothing is planned for it."""
+        return self.plan.units.counts["skipped"]
+
+    @property
     def counts(self) -> dict[str, int]:
-        """How many samples are in no batch, in several, or not whole.
+        """How many samples are in no batch, in several, or not whole; the epoch is planned for it.
 
         Samples ``skipped``, ``alone``, ``split`` (to so many ``pieces``) and ``truncated`` because they are
         above the budget; units ``dropped`` from the epoch under way and ``repeated`` in it.
@@ -158,9 +163,15 @@ class PlanSampler(Sampler[list[Item]]):
         """Serve an epoch next, from its beginning; or from where a loaded state stands in it.
 
         An iterator that runs is not touched.
+
+        Raises:
+            TypeError, ValueError: it is no integer, or below 0.
         """
-        if epoch != self._begin.epoch or self._all_served():
-            self._go_to(Position(int(epoch)))
+        number = as_integer(epoch, "epoch")
+        if number < 0:
+            raise ValueError(f"epochs count from 0; got {epoch}.")
+        if number != self._begin.epoch or self._all_served():
+            self._go_to(Position(number))
 
     def __len__(self) -> int:
         """Steps of the epoch under way, those before a resume included."""
@@ -182,7 +193,7 @@ class PlanSampler(Sampler[list[Item]]):
             ValueError: ``consumed`` is less than ``step``, or more than was handed out.
         """
         if consumed is not None:
-            return self._write(self._after(index(consumed)))
+            return self._write(self._after(as_integer(consumed, "consumed")))
         if self._live is None:
             return self._write(self._next())
         # Loaders of torchdata ask right after they took a batch, and keep the answer until it is used.
@@ -218,7 +229,14 @@ class PlanSampler(Sampler[list[Item]]):
         return write(position, self.seed, self._identity)
 
     def _read(self, state: Mapping[str, Any]) -> Position:
-        return self._here(read(state, self.seed, self._identity, self.plan.units.count))
+        at = self._here(read(state, self.seed, self._identity, self.plan.units.count))
+        if at.step:
+            ends = (
+                at.cursor < self.plan.units.count and self.plan.span(at.epoch, at.cursor, at.world_size).steps
+            )
+            if at.step >= ends:
+                raise ValueError(f"the state's {at} is no place in its window, which has {int(ends)} steps.")
+        return at
 
     def _here(self, position: Position) -> Position:
         """A position in the plan of this world size."""
@@ -362,6 +380,19 @@ def _check_ranks(rank: int | None, world_size: int | None) -> tuple[int | None, 
         raise ValueError(f"give both rank and world_size, or neither; got {rank} and {world_size}.")
     if rank is None or world_size is None:
         return None, None
+    rank, world_size = as_integer(rank, "rank"), as_integer(world_size, "world_size")
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is not one of {world_size} ranks.")
-    return int(rank), int(world_size)
+    return rank, world_size
+
+
+def as_integer(value: Any, what: str) -> int:
+    """An integer as an int.
+
+    Raises:
+        TypeError: it is none: a fraction is not cut off, and a text not read.
+    """
+    try:
+        return index(value)
+    except TypeError:
+        raise TypeError(f"{what} must be an integer; got {value!r}.") from None

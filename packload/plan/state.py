@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -84,11 +85,17 @@ def read(state: Mapping[str, Any], seed: int, identity: Identity, count: int) ->
     if lost:
         raise ValueError(f"this is no whole state of a plan: it lacks {lost}.")
     for what in identity:
+        if not isinstance(state[what], Mapping):
+            raise ValueError(f"this is no state of a plan: its {what} is {state[what]!r}.")
         if state[what] != identity[what]:
             raise ValueError(f"the state is of another {what}: {_differences(state[what], identity[what])}.")
     if state["seed"] != seed:
         raise ValueError(f"the state is of another seed: {state['seed']!r} in the state, {seed!r} here.")
-    position = Position(**{name: int(state[name]) for name in _PLACE})
+    try:
+        position = Position(**{name: index(state[name]) for name in _PLACE})
+    except TypeError:
+        place = {name: state[name] for name in _PLACE}
+        raise ValueError(f"this is no state of a plan: its place {place} must be of integers.") from None
     if min(getattr(position, name) for name in _PLACE) < 0 or position.cursor > count:
         raise ValueError(f"the state's {position} is no place in an epoch of {count} units.")
     return position

@@ -43,6 +43,7 @@ def test_costs_of_no_samples_are_none():
         (lambda: cost.of("z")(N), "without names"),
         (lambda: cost.tokens({"x": N}), r"packload.cost.of\('x', packload.cost.tokens\)"),
         (lambda: cost.pair_cells(np.array([2**31])), "64 bits do not hold"),
+        (lambda: cost.tokens(np.full((3, 4), 2**62)), "64 bits do not hold"),
     ],
 )
 def test_lengths_that_do_not_fit_a_cost_are_errors(call, message):

@@ -416,3 +416,45 @@ def test_windows_that_are_not_kept_are_planned_again(monkeypatch, small_windows)
         sampler, lengths = POLICIES[name](some_lengths(3000)), some_lengths(3000)
         assert len(sampler) == len(list(sampler)) == len(list(POLICIES[name](lengths)))
         assert sampler.state_dict(consumed=len(sampler))["cursor"] == 3000
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: RandomBatchSampler([1], 1, seed=1.7), TypeError, "seed must be an integer; got 1.7"),
+        (lambda: RandomBatchSampler([1], 1, seed="12"), TypeError, "seed must be an integer; got '12'"),
+        (lambda: RandomBatchSampler([1], 1, rank=0.5, world_size=2), TypeError, "rank must be an integer"),
+        (lambda: RandomBatchSampler([1], 1, rank=0, world_size="2"), TypeError, "world_size must be"),
+        (lambda: RandomBatchSampler([1], 1).set_epoch(0.5), TypeError, "epoch must be an integer"),
+        (lambda: RandomBatchSampler([1], 1).set_epoch(-1), ValueError, "epochs count from 0; got -1"),
+        (lambda: RandomBatchSampler({}, 1), ValueError, "there is no field"),
+        (lambda: RandomBatchSampler([[1], [2, 3]], 1), ValueError, "lengths must be integers .*got a list"),
+        (
+            lambda: RandomBatchSampler(np.ones((3, 0), int), 1, cost="tokens"),
+            ValueError,
+            r"got int64 \[3, 0\]",
+        ),
+        (
+            lambda: RandomBatchSampler(np.array([3, 2**63], np.uint64), 1),
+            ValueError,
+            "9223372036854775808 is more",
+        ),
+        (lambda: BucketBatchSampler([1], 1, buckets=[float("nan")]), ValueError, "numbers that grow"),
+    ],
+)
+def test_what_would_be_misread_is_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_a_cost_too_large_for_its_own_type_is_refused():
+    with np.errstate(over="ignore"), pytest.raises(ValueError, match="sample 1 costs inf"):
+        BudgetBatchSampler([3, 70_000], 9, cost=lambda n: n.astype(np.float16), oversize="skip")
+
+
+def test_what_was_skipped_is_known_without_a_plan(monkeypatch):
+    sampler = BudgetBatchSampler([3, 100, 4], 50, oversize="skip")
+    monkeypatch.setattr(sampler.plan, "_plan", None)
+    assert sampler.skipped == 1
+    loader = packload.Loader([torch.arange(3)] * 3, sampler, workers=0)
+    assert loader.stats().skipped == 1

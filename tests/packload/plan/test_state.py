@@ -381,3 +381,19 @@ def test_a_window_is_planned_the_same_whatever_was_planned_before(small_windows)
     assert np.array_equal(later.units, fresh.units) and np.array_equal(later.splits, fresh.splits)
     fresh = RandomBatchSampler(LENGTHS, 3).plan.window(0, 10, 1)
     assert not np.array_equal(fresh.units, RandomBatchSampler(LENGTHS, 3).plan.window(0, 12, 1).units)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"step": 10_000}, "no place in its window"),
+        ({"cursor": len(LENGTHS), "step": 1}, "no place in its window, which has 0 steps"),
+        ({"policy": None}, "its policy is None"),
+        ({"data": "x"}, "its data is 'x'"),
+        ({"epoch": "x"}, "must be of integers"),
+        ({"step": 1.5}, "must be of integers"),
+    ],
+)
+def test_a_damaged_state_is_refused_when_it_is_loaded(change, message):
+    with pytest.raises(ValueError, match=message):
+        make().load_state_dict({**make().state_dict(), **change})
