@@ -189,6 +189,7 @@ class Loader:
         if state["seed"] != self.seed:
             raise ValueError(f"the state was saved with seed {state['seed']}; this loader's is {self.seed}")
         state = copy.deepcopy(state)
+        self.root.pause()  # workers that draw would move the sampler on from where it is put
         if state["root"] is not None:
             self._indices.load(state["root"]["source"])
         self._pending = state
