@@ -227,10 +227,10 @@ class Fetch(Map):
     Args:
         source: gives index lists.
         dataset: has ``__getitem__``; used by all workers at a time, unless ``worker_init`` gives each its
-        own. worker_init: called with the dataset and the worker's number, once in each worker, before the
-        first
-            sample; returns the dataset for this worker (None: the one it got). The place to open a
-            file, to copy what is not thread-safe, and to take worker processes' own resources.
+            own.
+        worker_init: called with the dataset and the worker's number, once in each worker, before the first
+            sample; returns the dataset for this worker (None: the one it got). The place to open a file, to
+            copy what is not thread-safe, and to take worker processes' own resources.
     """
 
     def __init__(self, source: BaseNode, dataset: Any, worker_init: WorkerInit | None = None) -> None:

@@ -368,3 +368,27 @@ def test_a_fork_of_a_program_with_workers_has_workers_of_its_own(options, served
     assert code == 0
     assert [batch.index.tolist() for batch in iterator] == batches()[served:]
     loader.close()
+
+
+class Epochs:
+    """Index lists that differ from epoch to epoch, of a sampler without a state."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return iter([[self.epoch, k] for k in range(5)])
+
+
+@pytest.mark.parametrize("served", [0, 2, 5])
+def test_a_state_brings_the_epoch_to_a_sampler_that_has_no_state(served):
+    loader, other = (Loader(Ragged(), Epochs(), workers=1) for _ in range(2))
+    loader.set_epoch(3)
+    iterator = iter(loader) if served else loader
+    for _ in range(served):
+        next(iterator)
+    other.load_state_dict(loader.state_dict())
+    assert indices(other) == indices(iterator)
+    assert indices(other) == indices(loader)
