@@ -264,7 +264,7 @@ class Batch(Mapping[Any, Any]):
     def __getstate__(self) -> dict[str, Any]:
         header = self._header()
         if header is not None:
-            return {"buffer": self._source.for_pickling(), "header": header}  # type: ignore[union-attr]
+            return {"buffer": self.buffer, "header": header}
         return {"contents": dict(self._made()), "ordered": self._ordered}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

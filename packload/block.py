@@ -286,6 +286,8 @@ class Block:
         extents: the numbers.
         lengths: int64 [P, B] on the host, not in the buffer.
         kept: the fields that lie outside of it.
+        host: the memory of a buffer that was made from an array. In host memory fields lie in this, not in
+            the buffer's storage: pickling for another process moves that, and frees where it was.
     """
 
     def __init__(
@@ -295,15 +297,20 @@ class Block:
         extents: Extents,
         lengths: NDArray[np.int64],
         kept: list[Any] | None = None,
+        host: Bytes | None = None,
     ) -> None:
         self.spec = spec
+        if host is None and buffer.device.type == "cpu":
+            host = buffer.numpy()
+            if not buffer.is_shared():
+                buffer = torch.from_numpy(host)
         self.buffer = buffer
+        self.host = host
         self.extents = extents
         self.lengths = lengths
-        self.host = buffer.numpy() if buffer.device.type == "cpu" else None
         self.kept: list[Any] = [] if kept is None else kept
         self._grids: dict[int, Grid] = {}
-        self._made: list[tuple[Any, Tensor]] = []
+        self._made: list[tuple[Any, Tensor, int]] = []
 
     @classmethod
     def read(cls, spec: Spec, buffer: Tensor, kept: list[Any]) -> Block:
@@ -312,15 +319,12 @@ class Block:
         size = 8 * spec.partitions * extents.batch_size
         start = extents.starts[0]
         lengths = buffer.numpy()[start : start + size].view(np.int64).copy()
-        return cls(spec, buffer, extents, lengths.reshape(spec.partitions, extents.batch_size), kept)
+        lengths = lengths.reshape(spec.partitions, extents.batch_size)
+        return cls(spec, buffer, extents, lengths, kept)
 
     def on(self, buffer: Tensor) -> Block:
         """The same over a copy of the buffer."""
         return Block(self.spec, buffer, self.extents, self.lengths, self.kept)
-
-    def for_pickling(self) -> Tensor:
-        """The buffer, for pickling that may move it to shared memory and free what was there."""
-        return self.buffer if self.host is None or self.buffer.is_shared() else torch.from_numpy(self.host)
 
     def make(self, leaf: Leaf) -> Any:
         """The field that a leaf stands for."""
@@ -354,7 +358,7 @@ class Block:
         if layout.part >= 0:
             grid = self._grids.get(layout.part) or self.grid(layout.part)
             field = PackedTensor(values, grid, leaf.order)
-        self._made.append((field, values))
+        self._made.append((field, values, values.data_ptr()))
         return field
 
     def _tensor(self, dtype: torch.dtype, start: int, end: int, shape: tuple[int, ...]) -> Tensor:
@@ -415,12 +419,13 @@ class Block:
     def intact(self) -> bool:
         """Whether the buffer still says all about the fields that were made from it.
 
-        It does not once a field's values were replaced or need a gradient, or once its structure was marked
-        or got more maps; writing into values is seen by the buffer, too.
+        It does not once a field's values were replaced, moved to other memory (as sending them to a process
+        does) or need a gradient, or once its structure was marked or got more maps; writing into values is
+        seen by the buffer, too.
         """
-        for field, values in self._made:
+        for field, values, place in self._made:
             now = field.values if isinstance(field, PackedTensor) else field
-            if now is not values or values.requires_grad or values.dtype != now.dtype:
+            if now is not values or values.requires_grad or values.data_ptr() != place:
                 return False
         return all(self._as_delivered(part, grid) for part, grid in self._grids.items())
 

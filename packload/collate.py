@@ -149,13 +149,7 @@ class Collate:
         return kind
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"schema": self.schema, "maps": self.maps, "changes": self.changes}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        changes: Changes = state["changes"]
-        Collate.__init__(
-            self, state["schema"], state["maps"], drop=changes.drop, rename=changes.rename, cast=changes.cast
-        )
+        return {**self.__dict__, "_recipes": {}}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.schema})"
@@ -321,8 +315,11 @@ class _Job:
         except ValueError as error:
             self._fail_size(cells.index(max(cells)), error)
         memory = allocate(extents.nbytes)
-        buffer = (torch.from_numpy(memory) if isinstance(memory, np.ndarray) else memory)[: extents.nbytes]
-        block = Block(spec, buffer, extents, lengths)
+        if isinstance(memory, np.ndarray):
+            host = torch.from_numpy(memory)[: extents.nbytes].numpy()  # keeps the array itself, not its base
+            block = Block(spec, torch.from_numpy(host), extents, lengths, host=host)
+        else:
+            block = Block(spec, memory[: extents.nbytes], extents, lengths)
         _write_structure(block)
         written = [column for column in self.columns if column is not None and not column.loose]
         for slot, column in enumerate(written):

@@ -29,6 +29,7 @@ _TORCH_DTYPES = {dtype: kind for kind, dtype in NUMPY_DTYPES.items()}
 #: numpy dtypes that stand for the bytes of types which numpy lacks, by size.
 _BYTES = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _FEW_CHANNELS = 4
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 _NEEDS_GRADIENT = attrgetter("requires_grad")
 _ARRAYS, _TENSORS = {np.ndarray}, {Tensor}
 
@@ -85,7 +86,7 @@ class Column:
             fits = fits and tokens[d] in (None, shape[d])
         if self.leading and fits:
             lengths = self._rows()
-            if len(tokens) == 1 or 0 not in lengths:
+            if 0 not in lengths:  # torch.cat takes an empty tensor of one dim for one of any shape
                 return [lengths]
         if not fits or self.pattern.ragged:
             self._mistakes.check_arrays(self.field, self.arrays)
@@ -101,16 +102,18 @@ class Column:
     def _check_cast(self, source: torch.dtype, cast: torch.dtype) -> None:
         """A cast keeps what a value says, but for the precision of floating-point numbers."""
         self._mistakes.check_arrays(self.field, self.arrays)
-        if source == cast or _rank(source) < _rank(cast) or (_rank(source) == _rank(cast) > 1):
+        if source == cast or (_rank(source) != 1 and _rank(source) <= _rank(cast)):
             return
         what = f"cannot be cast from {source} to {cast}"
         if _rank(source) > _rank(cast):
-            self._mistakes.fail(
-                0, self.field.path, f"{what}: that would lose its fractions. Round it in the dataset."
-            )
-        bounds = torch.iinfo(cast)
+            lost = ("", "which number it is", "its fractions", "its imaginary part")[_rank(source)]
+            text = f"{what}: that would lose {lost}. Convert it in the dataset."
+            self._mistakes.fail(0, self.field.path, text)
+        bounds, most = torch.finfo(cast) if _rank(cast) > 1 else torch.iinfo(cast), torch.iinfo(source)
+        if bounds.min <= most.min and most.max <= bounds.max:
+            return
         for index, array in enumerate(self.arrays):
-            low, high = (int(array.min()), int(array.max())) if 0 not in array.shape else (0, 0)
+            low, high = _bounds(array)
             if low < bounds.min or high > bounds.max:
                 text = f"{what}: values from {low} to {high} do not fit. Cast to a wider type."
                 self._mistakes.fail(index, self.field.path, text)
@@ -206,6 +209,15 @@ class Column:
             else:
                 np.copyto(rows, block, casting="unsafe")
             begin = end
+
+
+def _bounds(array: Any) -> tuple[int, int]:
+    """The smallest and the largest of an array's integers; 0 where there are none."""
+    if 0 in array.shape:
+        return 0, 0
+    if isinstance(array, Tensor) and array.dtype in _UNSIGNED:
+        array = array.cpu().numpy()
+    return int(array.min()), int(array.max())
 
 
 def _rank(dtype: torch.dtype) -> int:

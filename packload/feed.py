@@ -155,7 +155,7 @@ class Feed:
         self._permits.put(True)
 
     def stop(self) -> None:
-        """Let nothing more be drawn, and drop what was not read."""
+        """Let nothing more be drawn, and drop what was not read; who waits in :meth:`read` gets an error."""
         self.stopped = self._ended = True
         self._permits.put(False)
         self._early.clear()
@@ -163,4 +163,18 @@ class Feed:
             try:
                 self._results.get_nowait()
             except queue.Empty:
-                return
+                break
+        self._results.put(RuntimeError("the pass was ended while a batch of it was waited for"))
+
+    def settle(self, timeout: float) -> None:
+        """Wait until no worker is inside the source, after :meth:`stop`.
+
+        Raises:
+            TimeoutError: one still is after ``timeout`` seconds.
+        """
+        if not self._lock.acquire(timeout=timeout):
+            raise TimeoutError(
+                f"a worker has been inside the source, such as a batch sampler, for {timeout} seconds after "
+                "the pass was ended; no other pass can begin before it comes back"
+            )
+        self._lock.release()

@@ -77,7 +77,11 @@ def _shapes(fields: list[dict[str, Any]], path: str) -> list[Sizes] | None:
         if set(sample) != set(fields[0]):
             other = sorted(set(sample) ^ set(fields[0]))
             raise CollateError(f"probed sample {index} and sample 0 do not both have {other}")
-        shapes.append(_shape(sample[path]))
+        try:
+            shapes.append(_shape(sample[path]))
+        except ValueError as error:
+            text = "a list that is not one array. Make it rectangular"
+            raise CollateError(f"probed sample {index}, field '{path}': {text}: {error}") from error
     ranks = {shape and len(shape) for shape in shapes}
     if len(ranks) > 1:
         raise CollateError(f"field '{path}' has leaves of ranks {sorted(map(str, ranks))}; give all one rank")

@@ -37,9 +37,10 @@ class Loader:
         dataset: has ``__getitem__``, or ``__getitems__`` for lists of indices.
         batch_sampler: any iterable of index lists.
         collate: a :class:`packload.Collate` (by default without a schema), or any function of a list of
-        samples. workers: how many; with 0 the loop's own thread does everything. mode: ``"thread"``; or
-        ``"process"`` for datasets that are slow in Python itself: threads run
-            Python code one at a time.
+            samples.
+        workers: how many; with 0 the loop's own thread does everything.
+        mode: ``"thread"``; or ``"process"`` for datasets that are slow in Python itself: threads run Python
+            code one at a time.
         device: where batches go; by default they stay in host memory.
         prefetch: batches for each worker that are made ahead.
         hold: batches that the loop keeps at a time before more memory is taken.
@@ -112,6 +113,7 @@ class Loader:
         )
         self.collate_fn = collated.collate
         self._epoch = 0
+        self._told: int | None = None
         self._pending: State | None = None
         self._begun = False
         self._iterator: Callable[[], _Iterator | None] = lambda: None
@@ -145,6 +147,11 @@ class Loader:
         if self._pending is not None and self._pending["epoch"] != epoch:
             self._pending = None
         self._epoch = epoch
+        self._tell(epoch)
+
+    def _tell(self, epoch: int) -> None:
+        """Set the sampler's epoch."""
+        self._told = epoch
         for target in (self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
             set_epoch = getattr(target, "set_epoch", None)
             if callable(set_epoch):
@@ -170,7 +177,13 @@ class Loader:
         if self._pending is not None:
             return copy.deepcopy(self._pending)
         root = self.root.get_state() if self._begun else None
-        return {"version": _VERSION, "epoch": self._epoch, "seed": self.seed, "root": copy.deepcopy(root)}
+        return {
+            "version": _VERSION,
+            "epoch": self._epoch,
+            "told": self._told,
+            "seed": self.seed,
+            "root": copy.deepcopy(root),
+        }
 
     def load_state_dict(self, state: State) -> None:
         """Go on from a state: the next pass does, and so does an iterator that is alive, with its next batch.
@@ -189,6 +202,7 @@ class Loader:
         if state["seed"] != self.seed:
             raise ValueError(f"the state was saved with seed {state['seed']}; this loader's is {self.seed}")
         state = copy.deepcopy(state)
+        self.root.pause()  # workers that draw would move the sampler on from where it is put
         if state["root"] is not None:
             self._indices.load(state["root"]["source"])
         self._pending = state
@@ -219,6 +233,9 @@ class Loader:
         root = None
         if state is not None:
             self._epoch, root = state["epoch"], state["root"]
+            told = state.get("told")
+            if told is not None and (root is None or root["source"]["where"] == "count"):
+                self._tell(told)  # a sampler with a state has its epoch in there
         self.root.key = (self.seed, self._epoch)
         self.root.reset(root)
         self._begun = True

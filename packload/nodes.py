@@ -39,7 +39,7 @@ from .feed import Done, Feed
 from .processes import Processes
 from .shared import SharedRing
 from .transfer import Arriving, Ring, Streams, Transfer, pinned, streams_of
-from .workers import Threads, Worker, run
+from .workers import PATIENCE, Threads, Worker, no_end, run
 
 State = dict[str, Any]
 Mode = Literal["thread", "process"]
@@ -193,8 +193,11 @@ class Map(BaseNode):
             self._chain = base, stages, [stage.bind(Worker()) for stage in stages]
         base, stages, steps = self._chain
         item = next(base)
-        for step in steps:
-            item = step(item)
+        try:
+            for step in steps:
+                item = step(item)
+        except StopIteration as error:
+            raise no_end(error) from error
         return deliver(stages, item)
 
     def get_state(self) -> State:
@@ -229,10 +232,10 @@ class Fetch(Map):
     Args:
         source: gives index lists.
         dataset: has ``__getitem__``; used by all workers at a time, unless ``worker_init`` gives each its
-        own. worker_init: called with the dataset and the worker's number, once in each worker, before the
-        first
-            sample; returns the dataset for this worker (None: the one it got). The place to open a
-            file, to copy what is not thread-safe, and to take worker processes' own resources.
+            own.
+        worker_init: called with the dataset and the worker's number, once in each worker, before the first
+            sample; returns the dataset for this worker (None: the one it got). The place to open a file, to
+            copy what is not thread-safe, and to take worker processes' own resources.
     """
 
     def __init__(self, source: BaseNode, dataset: Any, worker_init: WorkerInit | None = None) -> None:
@@ -406,6 +409,8 @@ class Parallel(BaseNode):
         self._pool: Threads | None = None
         self._ring: SharedRing | None = None
         self._feed: Feed | None = None
+        self._left: Feed | None = None
+        self._ahead = False
         self._state: State = {}
         self._number = 0
         self._ended = False
@@ -419,20 +424,34 @@ class Parallel(BaseNode):
     def reset(self, initial_state: State | None = None) -> None:
         """Begin a pass, or continue one; workers start with the first item, or with :meth:`start`."""
         super().reset(initial_state)
-        self._halt()
-        self._ended = False
+        self.pause()
+        self._ended = self._ahead = False
         self._base.reset(None if initial_state is None else initial_state["source"])
         self._number = 0 if initial_state is None else initial_state["number"]
         self._state = self._base.state_dict()
 
     def start(self) -> None:
         """Let the workers begin."""
+        if self._pool is not None and not self._pool.here:
+            self._halt()
+            self._pool = self._ring = None
         if self._feed is not None or not self.workers:
             return
         if self._pool is None:
             self._pool = self._make_pool()
-        self._feed = Feed(self._base, self._base.state_dict, self.permits, self._number)
+        self._feed = self._make_feed(self.permits)
         self._pool.begin(self._feed, self.key)
+
+    def pause(self) -> None:
+        """Take workers out of the source; the next item goes on after the last one handed out.
+
+        Raises:
+            TimeoutError: a worker does not come back from there.
+        """
+        self._halt()
+        if self._left is not None:
+            self._left.settle(PATIENCE)
+            self._left = None
 
     def next(self) -> Any:
         """The next item, in order.
@@ -464,8 +483,9 @@ class Parallel(BaseNode):
         self._state = done.task.state
         if self.on_done is not None:
             self.on_done(done, waited)
-        if self._feed is not None:
-            self._feed.permit()
+        feed = self._feed
+        if feed is not None:
+            feed.permit()
         return result
 
     def get_state(self) -> State:
@@ -473,7 +493,7 @@ class Parallel(BaseNode):
         return {"source": self._state, "number": self._number}
 
     def close(self) -> None:
-        """End all workers. A later ``reset`` or ``next`` starts new ones."""
+        """End all workers. A later ``reset`` or ``next`` starts new ones; none of the items is lost."""
         self._halt()
         if self._pool is not None:
             self._pool.close()
@@ -487,9 +507,21 @@ class Parallel(BaseNode):
             self.close()
 
     def _halt(self) -> None:
-        if self._feed is not None and self._pool is not None:
+        feed, self._feed = self._feed, None
+        if feed is None:
+            return
+        self._ahead = True
+        if self._pool is not None and self._pool.here:
             self._pool.halt()
-        self._feed = None
+            self._left = feed
+
+    def _make_feed(self, permits: int) -> Feed:
+        """A feed that begins after the last item handed out, however far the one before had drawn."""
+        self.pause()
+        if self._ahead:
+            self._base.reset(self._state)
+            self._ahead = False
+        return Feed(self._base, self._base.state_dict, permits, self._number)
 
     def end(self) -> None:
         """End a pass before its time, and with it the workers, unless they are persistent."""
@@ -511,9 +543,10 @@ class Parallel(BaseNode):
 
     def _next_done(self) -> Done:
         self.start()
-        assert self._feed is not None
+        feed = self._feed
+        assert feed is not None
         try:
-            return self._feed.read(self.timeout)
+            return feed.read(self.timeout)
         except queue.Empty:
             raise TimeoutError(
                 f"batch {self._number} was not ready {self.timeout} seconds after it was asked for. Is a "
@@ -525,7 +558,7 @@ class Parallel(BaseNode):
             worker = Worker()
             self._inline = [(stage.name, stage.bind(worker)) for stage in self._stages]
         if self._feed is None:
-            self._feed = Feed(self._base, self._base.state_dict, 1, self._number)
+            self._feed = self._make_feed(1)
         task = self._feed.draw()
         if task is not None:
             result, error, seconds = run(self._inline, task, self.key, task.item)

@@ -45,6 +45,10 @@ from .workers import Stage, Threads, Worker, batch_seed, describe, run
 
 Key = tuple[int, ...]
 
+_SENT_AHEAD = 1 << 14
+"""Bytes of an order that is sent while the process is at another: it must fit into the pipe. With a larger
+one this side would wait for the process to read, and the process for this side to read its reply."""
+
 
 class Order(NamedTuple):
     """A task, as it is sent to a process: its number and item, the seed's key, and the slot to write into."""
@@ -144,13 +148,14 @@ class Processes(Threads):
                     task = feed.draw(wait=not remote.sent)
                     if task is None:
                         break
-                    remote.send(task, key, self._ring)
-                    del task
+                    slot, order = remote.order(task, key, self._ring)
+                    while remote.sent and len(order) > _SENT_AHEAD:
+                        feed.put(self._finish(remote, steps, key))
+                    remote.send(task, slot, order)
+                    del task, order
                 if not remote.sent:
                     return
-                done = self._finish(remote, steps, key)
-                feed.put(done)
-                del done
+                feed.put(self._finish(remote, steps, key))
 
         return serve
 
@@ -226,13 +231,21 @@ class _Remote:
         if reply.error is not None:
             raise _unpickle_error(reply.error)
 
-    def send(self, task: Task, key: Key, ring: SharedRing) -> None:
-        """Send a task."""
+    def order(self, task: Task, key: Key, ring: SharedRing) -> tuple[int, bytes]:
+        """A slot for a task, and what is to be sent for it."""
         slot = ring.take()
         slot = self.reserved.popleft() if slot is None else slot
+        try:
+            return slot, dumps(Order(task.number, task.item, key, slot))
+        except BaseException:
+            ring.give_back(slot) if slot < ring.slots else self.reserved.append(slot)
+            raise
+
+    def send(self, task: Task, slot: int, order: bytes) -> None:
+        """Send a task."""
         self.sent.append((task, slot))
         try:
-            self.tasks.send_bytes(dumps(Order(task.number, task.item, key, slot)))
+            self.tasks.send_bytes(order)
         except OSError:
             pass  # it has died, which is seen when its reply is received
 
@@ -261,6 +274,8 @@ class _Remote:
 
     def end(self, until: float) -> None:
         """Wait until the process has ended; kill it when it takes too long."""
+        if self.process.pid is None:
+            return  # it could not be started
         self.process.join(max(0.0, until - monotonic()))
         if self.process.exitcode is None:
             self.process.kill()

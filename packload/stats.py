@@ -47,8 +47,7 @@ class Stats:
         shapes: how many different shapes came: batch size, cells and longest sample of every axis and grid.
             What is compiled for fixed shapes is compiled so often.
         copied_per_byte: bytes that were written into batches, once by collating, once more for each move,
-        over
-            bytes handed out. The copy to a device counts.
+            over bytes handed out. The copy to a device counts.
         overflows: batches that found no free slot and were made in fresh memory.
         stages: times of everything that is done, or waited for, for a batch:
 

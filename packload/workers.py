@@ -10,6 +10,7 @@ A worker thread that has nothing to do waits for a feed. Only :meth:`Threads.clo
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -79,6 +80,7 @@ def run(
 ) -> tuple[Any, BaseException | None, Seconds]:
     """Run steps on an item; what came of it, what was raised, how long each took."""
     seconds: Seconds = []
+    outer = getattr(_here, "key", None)  # of a loader whose dataset uses this one
     _here.key = (*key, task.number)
     begin, name = perf_counter(), ""
     try:
@@ -87,12 +89,24 @@ def run(
             end = perf_counter()
             seconds.append((name, end - begin))
             begin = end
-    except BaseException as error:
+    except BaseException as raised:
+        error = no_end(raised)
         error.add_note(f"packload: in {name} of batch {task.number}{describe(task.item)}")
         return None, error, seconds
     finally:
-        _here.key = None
+        _here.key = outer
     return item, None, seconds
+
+
+def no_end(error: BaseException) -> BaseException:
+    """An error of a stage; a RuntimeError for a StopIteration, which would end the loop without a word."""
+    if not isinstance(error, StopIteration):
+        return error
+    instead = RuntimeError(f"a stage raised {error!r}; only the source says where a pass ends")
+    instead.__cause__ = error
+    for note in getattr(error, "__notes__", ()):
+        instead.add_note(note)
+    return instead
 
 
 def describe(item: Any) -> str:
@@ -118,6 +132,12 @@ class Threads:
         self._threads: list[threading.Thread] = []
         self._feed: Feed | None = None
         self._closed = False
+        self._owner = os.getpid()
+
+    @property
+    def here(self) -> bool:
+        """Whether the workers are this process's, and not those of one that it was forked from."""
+        return self._owner == os.getpid()
 
     @property
     def overflows(self) -> int:
@@ -146,7 +166,7 @@ class Threads:
 
     def close(self) -> None:
         """End all workers; returns when they have ended, or after :data:`PATIENCE` and a little more."""
-        if self._closed:
+        if self._closed or not self.here:
             return
         self._closed = True
         self.halt()

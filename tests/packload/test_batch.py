@@ -8,6 +8,7 @@ import pickle
 from collections import namedtuple
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import pytest
@@ -240,3 +241,30 @@ def test_the_repr_shows_fields_types_and_structure() -> None:
     ]
     assert repr(Batch({})) == "Batch of no fields"
     assert "3, image.h, image.w]" in repr(collate([{"image": torch.zeros(3, 2, 2)}]))
+
+
+# ---------------------------------------------------------------- memory that moves
+
+
+def of_two():
+    return collate([{"x": torch.arange(5.0)}, {"x": torch.arange(3.0)}])
+
+
+def test_sending_a_buffer_to_a_process_leaves_the_fields_where_they_are():
+    big = collate([{"x": torch.arange(3e6)}, {"x": torch.arange(2e6)}])
+    for batch in (big, pickle.loads(pickle.dumps(big)), copy.deepcopy(big)):
+        ForkingPickler.dumps(batch.buffer)
+        fresh = [torch.full((5_000_000,), 7.0) for _ in range(2)]  # takes what was freed, if anything was
+        assert torch.equal(batch.x.values, torch.cat([torch.arange(3e6), torch.arange(2e6)]))
+        del fresh
+
+
+def test_a_field_whose_memory_was_moved_is_not_read_from_the_buffer():
+    sent, replaced = of_two(), of_two()
+    ForkingPickler.dumps(sent.x)
+    sent.x.values.mul_(2)
+    replaced.x.values.data = replaced.x.values.data * 2
+    for batch in (sent, replaced):
+        assert batch.buffer is None
+        for copied in (pickle.loads(pickle.dumps(batch)), copy.deepcopy(batch), batch.to(torch.float64)):
+            assert copied.x.values.tolist() == [0.0, 2.0, 4.0, 6.0, 8.0, 0.0, 2.0, 4.0]

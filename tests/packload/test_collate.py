@@ -504,3 +504,8 @@ def test_the_length_profiles_that_broke_ragged_libraries_are_ordinary_input() ->
         for pattern in PATTERNS:
             batch = make(lengths, pattern)
             assert_field(Collate({"x": pattern})([{"x": s} for s in batch.samples]).x, batch.samples)
+
+
+def test_an_empty_first_sample_does_not_hide_the_rank_of_the_others():
+    with pytest.raises(CollateError, match=r"sample 1: shape \(3, 4\) has 2 dims"):
+        collate([torch.empty(0), torch.ones(3, 4)])

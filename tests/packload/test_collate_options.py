@@ -131,3 +131,44 @@ def test_options_reach_dataclasses_and_tuples() -> None:
     assert list(batch) == ["z", "y"]
     (only,) = Collate(drop=["1"])([(torch.ones(2), 1), (torch.ones(3), 2)])
     assert only.sizes.tolist() == [[2], [3]] or only.batch_size == 2
+
+
+class Named(Collate):
+    def __init__(self, name):
+        super().__init__({"x": "n"}, drop=["y"])
+        self.name = name
+
+
+def test_a_subclass_is_pickled_with_its_own_attributes():
+    samples = [{"x": [1, 2], "y": 0}]
+    made = Named("mine")
+    made(samples)
+    again = pickle.loads(pickle.dumps(made))
+    assert again.name == "mine" and list(again(samples)) == ["x"]
+
+
+@pytest.mark.parametrize("source", [torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int64])
+@pytest.mark.parametrize("make", [lambda x: x, lambda x: x.numpy()], ids=["tensor", "array"])
+def test_integers_of_all_types_are_cast_to_narrower_ones_if_they_fit(source, make):
+    cast = Collate(cast={"x": torch.int8})
+    fits, not_so = (make(torch.tensor(x).to(source)) for x in ([1, 127], [2, 128]))
+    assert cast([{"x": fits}]).x.values.tolist() == [1, 127]
+    with pytest.raises(CollateError, match="sample 1, field 'x'.*values from 2 to 128 do not fit"):
+        cast([{"x": fits}, {"x": not_so}])
+
+
+def test_integers_that_a_floating_point_type_cannot_reach_do_not_become_infinite():
+    cast = Collate(cast={"x": torch.float16})
+    assert cast([{"x": torch.tensor([65504, -2])}]).x.values.tolist() == [65504.0, -2.0]
+    with pytest.raises(CollateError, match="sample 1, field 'x'.*70000"):
+        cast([{"x": torch.tensor([1])}, {"x": torch.tensor([70000])}])
+
+
+@pytest.mark.parametrize(
+    "source, cast, lost",
+    [(torch.complex64, torch.float32, "imaginary"), (torch.float32, torch.int8, "fractions")]
+    + [(torch.int64, torch.bool, "which number")],
+)
+def test_casts_that_lose_what_a_value_is_say_what(source, cast, lost):
+    with pytest.raises(CollateError, match=lost):
+        Collate(cast={"x": cast})([{"x": torch.ones(2, dtype=source)}])

@@ -118,3 +118,40 @@ def test_only_one_thread_at_a_time_is_inside_of_the_source():
         thread.start()
     assert [feed.read().result for _ in range(200)] == [10 * k for k in range(200)]
     assert feed.read().last and max(most) == 1
+
+
+def test_who_waits_for_a_batch_when_the_pass_is_ended_gets_an_error():
+    feed = Feed(iter(range(3)), lambda: None, 1)
+    raised = []
+
+    def read():
+        try:
+            feed.read()
+        except RuntimeError as error:
+            raised.append(str(error))
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    feed.stop()
+    thread.join(5)
+    assert not thread.is_alive() and "ended" in raised[0]
+
+
+def test_a_feed_settles_when_its_source_is_left():
+    inside, leave = threading.Event(), threading.Event()
+
+    def source():
+        inside.set()
+        leave.wait()
+        yield 0
+
+    feed = Feed(source(), lambda: None, 1)
+    thread = threading.Thread(target=feed.draw)
+    thread.start()
+    inside.wait()
+    feed.stop()
+    with pytest.raises(TimeoutError, match="inside the source"):
+        feed.settle(0.01)
+    leave.set()
+    feed.settle(5.0)
+    thread.join(5)

@@ -86,3 +86,8 @@ def test_what_cannot_be_inferred_is_an_error(samples: list[Any], words: list[str
         infer_schema(samples)
     for word in words:
         assert word in str(error.value), str(error.value)
+
+
+def test_a_list_that_is_no_array_names_its_sample_and_field() -> None:
+    with pytest.raises(CollateError, match="probed sample 1, field 'x'.*rectangular"):
+        infer_schema([{"x": [[1], [2]]}, {"x": [[1], [2, 3]]}])

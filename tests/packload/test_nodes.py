@@ -1,4 +1,7 @@
 import gc
+import os
+import signal
+import threading
 
 import numpy as np
 import pytest
@@ -253,3 +256,145 @@ def test_pinning_other_objects_is_the_identity_without_an_accelerator():
     value = {"a": torch.ones(2)}
     node = pn.Pin(tn.IterableWrapper([value]))
     assert torch.accelerator.is_available() or next(node) is value
+
+
+# ---------------------------------------------------------------- ends that are none
+
+
+def stop_iteration():
+    raise StopIteration("used up")
+
+
+@pytest.mark.parametrize("options", [{"workers": 0}, {"workers": 2}, {"workers": 1, **PROCESS}])
+def test_a_sample_that_raises_stop_iteration_is_an_error_and_no_end(options):
+    with pytest.raises(RuntimeError, match="only the source says") as caught:
+        list(Loader(Bad(17, stop_iteration), batches(), **options))
+    assert any("sample 17" in note for note in caught.value.__notes__)
+
+
+def test_a_stage_without_workers_that_raises_stop_iteration_is_an_error():
+    node = chain(Bad(17, stop_iteration))
+    node.reset()
+    with pytest.raises(RuntimeError, match="only the source says"):
+        list(node)
+
+
+@pytest.mark.parametrize("options", [{"workers": 0}, {"workers": 2}, {"workers": 1, **PROCESS}])
+def test_closing_in_the_middle_of_a_pass_loses_no_batches(options):
+    loader = Loader(Ragged(), batches(), **options)
+    iterator = iter(loader)
+    found = [next(iterator).index.tolist() for _ in range(3)]
+    loader.close()
+    assert found + [batch.index.tolist() for batch in iterator] == batches()
+
+
+def test_a_loader_can_be_closed_from_another_thread_while_the_loop_waits():
+    asked, free = threading.Event(), threading.Event()
+
+    def wait():
+        asked.set()
+        free.wait()
+
+    loader = Loader(Bad(0, wait), batches(), workers=1)
+    raised = []
+
+    def loop():
+        try:
+            list(loader)
+        except RuntimeError as error:
+            raised.append(str(error))
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    asked.wait()
+    threading.Timer(0.1, free.set).start()
+    loader.close()
+    thread.join(5)
+    assert not thread.is_alive() and "ended" in raised[0]
+
+
+class Held:
+    """Index lists; the third waits to be let go, and says when it is asked for."""
+
+    def __init__(self):
+        self.asked, self.free = threading.Event(), threading.Event()
+
+    def __iter__(self):
+        for k, indices in enumerate(batches()):
+            if k == 2:
+                self.asked.set()
+                self.free.wait()
+            yield indices
+
+
+@pytest.mark.parametrize("load", [False, True])
+def test_no_worker_is_inside_the_sampler_when_it_begins_anew(load):
+    sampler = Held()
+    loader = Loader(Ragged(), sampler, workers=1, persistent_workers=True)
+    state = loader.state_dict()
+    iterator = iter(loader)
+    next(iterator)
+    sampler.asked.wait()
+    threading.Timer(0.1, sampler.free.set).start()
+    if load:
+        loader.load_state_dict(state)
+    else:
+        iterator = iter(loader)
+    assert next(iterator).index.tolist() == batches()[0]
+    assert loader.state_dict()["root"]["source"]["count"] == 1
+    assert [batch.index.tolist() for batch in iterator] == batches()[1:]
+    loader.close()
+
+
+def _exit_code(child):
+    """Of a child; it is killed if it takes more than some seconds."""
+    killer = threading.Timer(20.0, os.kill, (child, signal.SIGKILL))
+    killer.start()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    killer.cancel()
+    return code
+
+
+@pytest.mark.parametrize("options", [{}, PROCESS], ids=["thread", "process"])
+@pytest.mark.parametrize("served", [3, 10])
+def test_a_fork_of_a_program_with_workers_has_workers_of_its_own(options, served):
+    loader = Loader(Ragged(), batches(), workers=1, persistent_workers=True, **options)
+    iterator = iter(loader)
+    for _ in range(served):
+        next(iterator)
+    child = os.fork()
+    if child == 0:
+        try:
+            rest = [batch.index.tolist() for batch in iterator]
+            loader.close()
+            os._exit(0 if rest == batches()[served:] else 1)
+        finally:
+            os._exit(2)
+    code = _exit_code(child)
+    assert code == 0
+    assert [batch.index.tolist() for batch in iterator] == batches()[served:]
+    loader.close()
+
+
+class Epochs:
+    """Index lists that differ from epoch to epoch, of a sampler without a state."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return iter([[self.epoch, k] for k in range(5)])
+
+
+@pytest.mark.parametrize("served", [0, 2, 5])
+def test_a_state_brings_the_epoch_to_a_sampler_that_has_no_state(served):
+    loader, other = (Loader(Ragged(), Epochs(), workers=1) for _ in range(2))
+    loader.set_epoch(3)
+    iterator = iter(loader) if served else loader
+    for _ in range(served):
+        next(iterator)
+    other.load_state_dict(loader.state_dict())
+    assert indices(other) == indices(iterator)
+    assert indices(other) == indices(loader)

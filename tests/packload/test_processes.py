@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torchdata import nodes as tn
 
+import packload.nodes as pn
 from packload import Collate, Loader
 
 from .samples import (
@@ -263,3 +265,11 @@ def test_processes_end_when_the_main_process_is_killed(context, tmp_path):
 
     assert soon(lambda: all(map(gone, pids)))
     assert soon(lambda: shared_names() <= names)
+
+
+def test_large_items_and_large_replies_do_not_wait_for_each_other():
+    samples = [[{"text": "x" * 300_000, "k": k}] for k in range(6)]
+    node = pn.Parallel(
+        pn.Collate(tn.IterableWrapper(samples)), workers=1, mode="process", context="fork", timeout=20.0
+    )
+    assert [batch.k.tolist() for batch in node] == [[k] for k in range(6)]

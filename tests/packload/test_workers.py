@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from packload.feed import Feed
+from packload.feed import Feed, Task
 from packload.workers import Threads, Worker, batch_seed, describe, run
 
 
@@ -79,3 +79,15 @@ def test_indices_are_shown_in_errors_up_to_a_number():
     assert describe([3, "a"]) == ", samples [3, 'a']"
     assert describe(list(range(1000))).endswith("126, 127, ...]")
     assert describe([]) == describe([object()]) == describe("text") == ""
+
+
+def test_a_loader_inside_of_a_stage_leaves_its_seed():
+    seeds = []
+
+    def stage(item):
+        seeds.append(batch_seed())
+        run([("inner", lambda inner: inner)], Task(7, None, None, []), (1,), None)
+        seeds.append(batch_seed())
+
+    assert run([("outer", stage)], Task(3, None, None, []), (0,), None)[1] is None
+    assert seeds[0] == seeds[1]
