@@ -286,6 +286,10 @@ def _arrays(field: Field, column: list[Any], mistakes: Mistakes) -> list[Any]:
     types = set(map(type, column))
     if types == _ARRAYS or types == _TENSORS:
         return column
+    for index, value in enumerate(column):
+        if isinstance(value, np.ma.MaskedArray):
+            text = "a masked array, whose mask would be lost. Give its mask as a field of its own."
+            mistakes.fail(index, field.path, text)
     if any(all(issubclass(kind, base) for kind in types) for base in (Tensor, np.ndarray)):
         return column
     arrays = [_array(field, index, column, mistakes) for index in range(len(column))]

@@ -478,6 +478,11 @@ MISTAKES: dict[str, tuple[list[Any], dict[str, str | None] | None, list[str]]] =
         None,
         ["field 'x'", "2147483647"],
     ),
+    "a masked array": (
+        [{"x": np.ones(2)}, {"x": np.ma.masked_array([1.0, 2.0], [True, False])}],
+        None,
+        ["sample 1", "'x'", "mask"],
+    ),
     "no samples": ([], None, ["no samples"]),
 }
 
