@@ -13,9 +13,10 @@ Everything wrong with samples is a :class:`CollateError`.
 what a sample is charged. :class:`Loader` makes batches ahead of the loop, on threads or in processes, in
 memory that is used again, and copies them to a device.
 
-:func:`shards` streams tar shards as packed batches; :class:`ShardWriter` writes them, :class:`ShardDataset`
-and :func:`shard_sampler` are its parts, :func:`batched` is a stage for pipelines of one's own. What a shard
-may not do unless allowed stands in :class:`Safety`; everything wrong with shards is a :class:`ShardError`.
+:func:`shards` streams tar shards as packed batches; :class:`ShardWriter` writes them, :func:`index_shards`
+indexes those that are there, :class:`ShardDataset` and :func:`shard_sampler` are its parts, :func:`batched`
+is a stage for pipelines of one's own. What a shard may not do unless allowed stands in :class:`Safety`;
+everything wrong with shards is a :class:`ShardError`.
 """
 
 from . import cost
@@ -35,7 +36,16 @@ from .plan import (
 )
 from .plan.lengths import lengths
 from .schema import ragged
-from .shards import Safety, ShardDataset, ShardError, ShardWriter, batched, shard_sampler, shards
+from .shards import (
+    Safety,
+    ShardDataset,
+    ShardError,
+    ShardWriter,
+    batched,
+    index_shards,
+    shard_sampler,
+    shards,
+)
 from .workers import batch_seed
 
 __version__ = "0.1.0"
@@ -61,6 +71,7 @@ __all__ = [
     "batched",
     "collate",
     "cost",
+    "index_shards",
     "infer_schema",
     "lengths",
     "ragged",

@@ -61,7 +61,8 @@ class Collate:
     Args:
         schema: patterns by path, for example ``{"tokens": "n", "pair": "n n _", "box": "4"}``. Axes that
             are declared with one name are one :class:`~ops.Axis`. Fields it does not name follow the
-            default rule. ``""`` or None declares a number.
+            default rule. ``""`` or None as pattern declares a number; the path of samples that are leaves
+            themselves is ``""``.
         maps: which coordinate maps a batch brings, see :mod:`packload.maps`; None for those that the
             patterns imply, ``[]`` for none.
         drop: paths of fields that a batch does not have.
@@ -84,6 +85,11 @@ class Collate:
     ) -> None:
         if isinstance(drop, str) or isinstance(maps, str):
             raise CollateError("drop and maps are lists of names, not one string")
+        if not (schema is None or isinstance(schema, Mapping)):
+            raise CollateError(
+                f"schema: {schema!r} is no mapping of fields' paths to patterns, e.g. {{'tokens': 'n'}}; "
+                "where samples are bare leaves, without fields, the path is empty: {'': 'n _'}"
+            )
         self.schema = dict(schema or {})
         self.maps = None if maps is None else tuple(maps)
         self.changes = Changes(frozenset(drop), dict(rename or {}), dict(cast or {}))

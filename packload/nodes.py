@@ -114,6 +114,11 @@ class Indices(BaseNode):
             item = next(self._iterator)
         self._again = False
         self._count += 1
+        if not isinstance(item, Iterable):
+            raise TypeError(
+                f"the batch sampler gave {item!r} where a list of indices was expected: it samples, but does "
+                "not make batches. torch.utils.data.BatchSampler(sampler, batch_size, drop_last=False) does."
+            )
         return item
 
     def get_state(self) -> State:

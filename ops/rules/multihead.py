@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -98,4 +99,10 @@ def _mha(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return multi_head_attention(*args, **kwargs)
 
 
+def _left_aligned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether ``nn.TransformerEncoder`` may make a batch with a padding mask nested: never."""
+    return False
+
+
 dispatch.register_function(WHAT, _mha, "multi_head_attention_forward", F.multi_head_attention_forward)
+dispatch.TABLE[torch._nested_tensor_from_mask_left_aligned] = _left_aligned  # no row: only modules call it

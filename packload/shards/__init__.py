@@ -3,6 +3,7 @@
 from .batched import batched
 from .errors import DamagedShardError, ShardError, UnsafeShardError
 from .index import ShardIndex, build_index, index_name
+from .indexing import index_shards
 from .read import Damage, ShardDataset
 from .safety import Safety
 from .stream import shard_sampler, shards
@@ -20,6 +21,7 @@ __all__ = [
     "batched",
     "build_index",
     "index_name",
+    "index_shards",
     "shard_sampler",
     "shards",
 ]

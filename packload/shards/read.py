@@ -235,7 +235,8 @@ class ShardDataset:
             index = ShardIndex.from_bytes(self.store.whole(name), name)
         except FileNotFoundError:
             raise FileNotFoundError(
-                f"{Place(url)} has no index ({name}). Write it: packload index {url}, or packload.index(...)."
+                f"{Place(url)} has no index ({name}). Write it: packload index {url}, "
+                f"or packload.index_shards({url!r})."
             ) from None
         try:
             size = self.store.size(url)

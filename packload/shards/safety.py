@@ -124,7 +124,10 @@ def open_image(content: bytes, where: Place, safety: Safety) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(content), formats=safety.image_formats)
     except Image.DecompressionBombError as error:
-        raise UnsafeShardError(f"{where}: {error} Raise PIL.Image.MAX_IMAGE_PIXELS to allow it.") from None
+        raise UnsafeShardError(
+            f"{where}: {error} This limit is Pillow's own. To allow the image raise both: "
+            "Safety(max_pixels=...) and PIL.Image.MAX_IMAGE_PIXELS."
+        ) from None
     except OSError as error:
         raise ShardError(
             f"{where}: not an image of an allowed format ({', '.join(safety.image_formats)}): {error}"

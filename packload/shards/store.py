@@ -62,6 +62,7 @@ def expand(
     Raises:
         UnsafeShardError: a command is among them.
         FileNotFoundError: a pattern matches nothing.
+        IsADirectoryError: an address is that of a folder on the local disk.
         ValueError: no address was given, or one twice.
     """
     given = [urls] if isinstance(urls, (str, os.PathLike)) else list(urls)
@@ -78,6 +79,11 @@ def expand(
         )
     if not found:
         raise ValueError("no shard was given")
+    for url in found:
+        if os.path.isdir(local_path(url) or ""):
+            raise IsADirectoryError(
+                f"{url!r} is a folder: name the shards in it, {url.rstrip('/') + '/*.tar'!r}"
+            )
     twice = {url for url in found if found.count(url) > 1} if len(set(found)) < len(found) else set()
     if twice:
         raise ValueError(

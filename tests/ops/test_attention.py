@@ -284,6 +284,17 @@ def test_an_encoder_with_default_arguments() -> None:
         check_attention(model, make([3, 0, 5]), params=model.parameters())
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_an_encoder_with_default_arguments_and_a_padding_mask_stays_packed_without_gradients() -> None:
+    layer = nn.TransformerEncoderLayer(4, HEADS, 8, batch_first=True, dtype=torch.float64)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    (x,) = pack(make([3, 2, 5]))
+    with torch.no_grad():
+        out = model(x, src_key_padding_mask=~x.mask())
+        for sample, got in zip(x.to_list(), out.to_list()):
+            torch.testing.assert_close(got, model(sample[None])[0])
+
+
 @LENGTHS
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_an_encoder_with_the_batch_second(lengths: list[int], training: bool) -> None:

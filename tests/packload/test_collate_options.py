@@ -104,6 +104,12 @@ def test_samples_of_several_dtypes_are_an_error_also_where_they_are_cast() -> No
         Collate(cast={"x": torch.float16})([{"x": np.ones(2, np.float32)}, {"x": np.ones(2)}])
 
 
+def test_a_schema_that_is_no_mapping_is_an_error_and_bare_leaves_have_an_empty_path() -> None:
+    with pytest.raises(CollateError, match=r"schema: 'n n _' is no mapping .*\{'': 'n _'\}"):
+        Collate("n n _")  # type: ignore[arg-type]
+    assert Collate({"": "n n _"})([torch.zeros(2, 2, 3), torch.zeros(1, 1, 3)]).shape == (2, 2, 2, 3)
+
+
 def test_options_pickle() -> None:
     collation = Collate(
         {"x": "n _"}, maps=["positions"], drop=["file"], rename={"x": "y"}, cast={"x": torch.float32}

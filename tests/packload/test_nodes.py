@@ -112,6 +112,12 @@ def test_a_node_asked_for_its_state_first_gives_everything():
     assert indices(node) == batches()
 
 
+@pytest.mark.parametrize("sampler", [range(4), torch.utils.data.SequentialSampler(range(4))])
+def test_a_sampler_of_single_numbers_is_refused(sampler):
+    with pytest.raises(TypeError, match="gave 0 where a list of indices .*BatchSampler"):
+        list(Loader(Ragged(), sampler))
+
+
 def test_a_finished_node_gives_nothing_more_until_it_is_reset():
     node = pn.Parallel(chain(), workers=2)
     assert len(list(node)) == 10 and list(node) == []

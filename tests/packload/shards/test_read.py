@@ -104,9 +104,9 @@ def test_one_key_in_two_shards_is_two_samples(tmp_path):
 
 def test_a_shard_or_an_index_that_is_missing(three):
     three[1].with_suffix(".index.npz").unlink()
-    with pytest.raises(FileNotFoundError, match="000001.tar' has no index .*packload index"):
+    with pytest.raises(FileNotFoundError, match="000001.tar' has no index .*packload.index_shards"):
         ShardDataset(three)
-    index_shards(three)
+    packload.index_shards(three)
     three[1].unlink()
     with pytest.raises(FileNotFoundError, match="000001.tar' is not there, but its index is"):
         ShardDataset(three)

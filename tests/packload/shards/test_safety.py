@@ -229,8 +229,17 @@ def test_image_bombs_are_refused_before_anything_is_decoded(tmp_path, size):
     path = make_tar(tmp_path / "bad.tar", {"a.png": png_of(*size)})
     with pytest.raises(UnsafeShardError, match="shard 'bad.tar', member 'a.png'"):
         index_it(path)
-    with pytest.raises(UnsafeShardError, match="member 'a.png'"):
+    with pytest.raises(UnsafeShardError, match=r"member 'a.png'.*Safety\(max_pixels=.*MAX_IMAGE_PIXELS"):
         index_it(path, tolerant=True)
+
+
+def test_an_image_above_the_limit_of_pillow_is_allowed_by_both(tmp_path, monkeypatch):
+    path = make_tar(tmp_path / "large.tar", {"a.png": png_of(20_000, 20_000)})
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 400_000_000)
+    with pytest.raises(UnsafeShardError, match=r"Safety\(max_pixels=400000000\)"):
+        index_it(path)
+    index = index_it(path, safety=Safety(max_pixels=400_000_000))
+    assert index.column("png.h").tolist() == [20_000]
 
 
 def test_the_limit_of_pixels_is_an_argument(tmp_path):

@@ -204,6 +204,8 @@ def test_patterns_of_addresses(tmp_path, web):
     assert expand(f"file:{base}/b-*.tar") == [f"{base}/b-0.tar", f"{base}/b-1.tar"]
     with pytest.raises(FileNotFoundError, match="no shard matches"):
         expand(f"{base}/x-*.tar")
+    with pytest.raises(IsADirectoryError, match=r"is a folder: name the shards in it, '.*/\*\.tar'"):
+        expand(f"{base}/")
     with pytest.raises(ValueError, match="no shard was given"):
         expand([])
     with pytest.raises(ValueError, match="given twice"):
