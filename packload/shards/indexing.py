@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 
 from .errors import Place, ShardError
 from .index import ShardIndex, build_index, index_name
@@ -48,10 +50,11 @@ def index_shards(
     Args:
         urls: the shards: paths, addresses, patterns with braces or stars, or a list of these.
         out: a folder for the indexes, made if missing; by default each lies beside its shard.
-        again: also for shards whose index is there and fits their size.
+        again: also for shards whose index is there and fits their size. Columns of lengths that it alone
+            has, given when the shard was written or measured before, stay if the samples are the same.
         tolerant: index what is whole of a shard that is cut off.
         measures: own lengths, a function of a member's bytes for a field: its length (column
-            ``FIELD.length``), or lengths by name (``FIELD.NAME``).
+            ``FIELD.length``), or lengths by name (``FIELD.NAME``). With these every shard is read again.
         workers: processes. With two or more, a script needs ``if __name__ == "__main__"``, as for any work in
             processes.
         safety: what is allowed.
@@ -85,10 +88,9 @@ def _index_one(job: _Job) -> ShardIndex:
     store = Store(options=job.options, safety=job.safety)
     size = store.size(job.url)
     place = _place(job)
-    if not job.again:
-        known = _known(store, place)
-        if known is not None and known.tar_bytes == size:
-            return known
+    known = _known(store, place)
+    if known is not None and known.tar_bytes == size and not (job.again or job.measures):
+        return known
     with store.open(job.url) as stream:
         index = build_index(
             stream,
@@ -98,6 +100,8 @@ def _index_one(job: _Job) -> ShardIndex:
             measures=job.measures,
             tolerant=job.tolerant,
         )
+    if known is not None and known.digest() == index.digest():
+        index = _with_own(index, known)
     path = local_path(place)
     if path is not None:
         replace(Path(path), index.to_bytes())
@@ -111,6 +115,17 @@ def _index_one(job: _Job) -> ShardIndex:
             f"packload index --out. ({error!r})"
         ) from error
     return index
+
+
+def _with_own(index: ShardIndex, known: ShardIndex) -> ShardIndex:
+    """An index, with what only the one before knows of the same samples: lengths of one's own, the source."""
+    own = [i for i, column in enumerate(known.columns) if column not in index.columns]
+    return dataclasses.replace(
+        index,
+        columns=index.columns + tuple(known.columns[i] for i in own),
+        lengths=np.concatenate([index.lengths.astype(np.int64), known.lengths[own].astype(np.int64)]),
+        source=index.source or known.source,
+    )
 
 
 def _known(store: Store, place: str) -> ShardIndex | None:

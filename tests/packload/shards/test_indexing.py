@@ -1,6 +1,6 @@
 import pytest
 
-from packload.shards import DamagedShardError, ShardDataset, ShardError, UnsafeShardError
+from packload.shards import DamagedShardError, ShardDataset, ShardError, ShardWriter, UnsafeShardError
 from packload.shards.indexing import index_shards
 
 from .tars import make_tar
@@ -87,3 +87,23 @@ def test_a_pattern_without_shards(tmp_path):
     (tmp_path / "b.tar").write_bytes(b"nonsense" * 200)
     with pytest.raises(ShardError, match="no tar archive"):
         index_shards(tmp_path / "b.tar")
+
+
+def test_lengths_are_added_to_an_index_that_fits_and_those_of_one_s_own_stay(tmp_path):
+    with ShardWriter(tmp_path) as writer:
+        for i in range(4):
+            writer.write({"txt": "aha " * i}, lengths={"tokens": 7 * i})
+    for options in ({"measures": {"txt": vowels}}, {"again": True}):
+        index_shards(str(tmp_path / "*.tar"), **options)
+        dataset = ShardDataset(str(tmp_path / "*.tar"))
+        assert dataset.lengths("tokens").tolist() == [0, 7, 14, 21]
+        assert dataset.lengths("txt.vowels").tolist() == [0, 2, 4, 6]
+        assert dataset.lengths("txt.chars").tolist() == [0, 4, 8, 12]
+
+
+def test_lengths_of_other_samples_do_not_stay(tmp_path):
+    (path,) = tars(tmp_path, 1)
+    index_shards(path, measures={"txt": vowels})
+    make_tar(path, {f"0-{i}.txt": b"uhu" * (i + 1) for i in range(4)})  # of the same size
+    (index,) = index_shards(path, again=True)
+    assert "txt.vowels" not in index.columns
