@@ -17,6 +17,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -147,9 +148,12 @@ class BlockCache:
                 return file
             try:
                 file = open(path, "rb", buffering=0)
-                os.utime(path)
             except FileNotFoundError:
                 return None
+            with suppress(
+                OSError
+            ):  # it was removed since, or the folder can only be read: it is there to read
+                os.utime(path)
             self._files[path] = file
             if len(self._files) > _FILES_OPEN:
                 self._files.popitem(last=False)
@@ -163,11 +167,17 @@ class BlockCache:
                 return None
             content = get()
             part = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
-            part.parent.mkdir(exist_ok=True)
             try:
+                part.parent.mkdir(exist_ok=True)
                 part.write_bytes(content)
                 self._reserve(len(content))
                 os.replace(part, path)
+            except OSError as error:
+                raise OSError(
+                    error.errno,
+                    f"the cache {str(self.folder)!r} cannot be written ({error}). Make room there, or give "
+                    "another folder or a smaller limit: cache=..., cache_bytes=...",
+                ) from error
             finally:
                 part.unlink(missing_ok=True)
             return content

@@ -125,7 +125,8 @@ def _tell(indexes: list[ShardIndex], where: str) -> None:
     total = sum(index.tar_bytes for index in indexes)
     typer.echo(f"{samples} samples, {total / 1e6:.1f} MB, {len(indexes)} shards {where}")
     columns = dict.fromkeys(name for index in indexes for name in index.columns)
-    typer.echo(f"lengths: {', '.join(columns) or 'none'}")
+    names = [name if name.isprintable() else repr(name) for name in columns]
+    typer.echo(f"lengths: {', '.join(names) or 'none'}")
     skipped: dict[str, int] = {}
     for found in indexes:
         for reason, count in found.skipped.items():

@@ -30,14 +30,14 @@ from .jobs import Progress, run_jobs
 from .kinds import split_name
 from .safety import DEFAULT, Safety
 from .store import Store, expand
-from .tar import BLOCK, END
-from .write import PATTERN, OneShard, parse_size, read_whole
+from .tar import END, room
+from .write import PATTERN, OneShard, parse_size, read_whole, remove_parts
 
 Part = tuple[str, str, int, int]
 """A field, and the file, first byte and number of bytes that it is read from."""
 
 _MOST_FIELDS = 64
-_LONG_NAME = 100
+_LABEL_BYTES = 20
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,8 @@ class Listed:
 
     def tar_bytes(self) -> int:
         """At most so many bytes in an archive."""
-        names = [f"{self.key}.{part[0]}" for part in self.parts]
-        long = sum(5 * BLOCK + 4 * len(name) for name in names if len(name.encode()) > _LONG_NAME)
-        content = sum(-(-part[3] // BLOCK) * BLOCK for part in self.parts)
-        return content + BLOCK * len(names) + long + (2 * BLOCK if self.label is not None else 0)
+        label = 0 if self.label is None else room(f"{self.key}.cls", _LABEL_BYTES)
+        return label + sum(room(f"{self.key}.{field}", size) for field, _, _, size in self.parts)
 
 
 @dataclass
@@ -228,6 +226,7 @@ def shard(
         samples = [samples[i] for i in np.random.default_rng(shuffle).permutation(len(samples)).tolist()]
     folder = Path(dest)
     folder.mkdir(parents=True, exist_ok=True)
+    remove_parts(folder)
     groups = _deal(samples, parse_size(size))
     jobs = [_Job(folder / pattern.format(i), group, safety) for i, group in enumerate(groups)]
     _check_rest(folder / pattern.format(len(jobs)))

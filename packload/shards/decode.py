@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .errors import Place, ShardError, UnsafeShardError
+from .errors import Place, ShardError
 from .kinds import ARRAY, ARRAYS, IMAGE, JSON, NUMBER, PICKLE, TEXT, kind, read_json, read_text
 from .safety import Safety, load_array, load_arrays, open_image, refuse_pickle, unzip
 
@@ -38,7 +38,7 @@ class Decode:
 
     Args:
         own: functions of a member's bytes, by field (``seg.png``) or by the end of it (``png``); None leaves
-            the bytes as they are.
+            the bytes as they are. By the end they are given what ``.gz`` holds.
         safety: what is allowed.
     """
 
@@ -78,11 +78,13 @@ class Decode:
         return decode(content, where)
 
     def _choose(self, field: str) -> Callable[[bytes, Place], Any]:
+        if field in self.own:
+            return partial(self._by_own, self.own[field])
         end = kind(field)
-        for name in (field, end):
-            if name in self.own:
-                return partial(self._by_own, self.own[name])
-        decode = next((made for ends, made in self._rules if end in ends), _as_it_is)
+        if end in self.own:
+            decode: Callable[[bytes, Place], Any] = partial(self._by_own, self.own[end])
+        else:
+            decode = next((made for ends, made in self._rules if end in ends), _as_it_is)
         if not field.endswith(".gz"):
             return decode
         return lambda content, where: decode(unzip(content, where, self.safety), where)
@@ -101,12 +103,16 @@ class Decode:
     def _unpickle(self, content: bytes, where: Place) -> Any:
         if not self.safety.allow_pickle:
             raise refuse_pickle(where)
-        return pickle.loads(content)
+        return self._by_own(pickle.loads, content, where)
 
     def _load_torch(self, content: bytes, where: Place) -> Any:
         if not self.safety.allow_pickle:
             raise refuse_pickle(where)
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
+        return self._by_own(_load_torch, content, where)
+
+
+def _load_torch(content: bytes) -> Any:
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
 
 
 def _as_it_is(content: bytes, where: Place) -> bytes:
@@ -128,10 +134,13 @@ def read_image(content: bytes, where: Place, safety: Safety) -> NDArray[np.uint8
         ShardError: it cannot be decoded, or is cut off.
     """
     image = open_image(content, where, safety)
+    if image.mode.startswith(("I", "F")):
+        raise ShardError(
+            f"{where}: an image of mode {image.mode!r}, whose values 8 bits cannot hold. Give a function of "
+            "its bytes: decode={...}."
+        )
     try:
         pixels = np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
-    except UnsafeShardError:
-        raise
-    except (OSError, SyntaxError, ValueError, MemoryError) as error:
+    except Exception as error:  # damaged contents make Pillow raise nearly anything
         raise ShardError(f"{where}: the image cannot be decoded: {error}") from error
     return pixels.transpose(2, 0, 1)

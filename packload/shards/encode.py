@@ -47,7 +47,10 @@ def _encode(end: str, value: Any) -> bytes:
     if end in TEXT and isinstance(value, str):
         return value.encode()
     if end in NUMBER:
-        return str(int(value)).encode()
+        number = int(value)
+        if not isinstance(value, str) and number != value:
+            raise ValueError(f"{value!r} is not an integer")
+        return str(number).encode()
     if end in JSON:
         return json.dumps(value, ensure_ascii=False).encode()
     if end in ARRAY or end == "npz":

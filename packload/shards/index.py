@@ -26,7 +26,6 @@ import dataclasses
 import hashlib
 import io
 import json
-import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -38,7 +37,7 @@ from numpy.typing import NDArray
 
 from .errors import DamagedShardError, Place, ShardError, UnsafeShardError
 from .kinds import Measure, measure, split_name
-from .safety import DEFAULT, Safety, is_file
+from .safety import DEFAULT, Safety, is_file, load_arrays
 from .tar import Readable, read_members
 
 Array = NDArray[Any]
@@ -46,7 +45,8 @@ VERSION = 1
 _FORMAT = "packload shard index"
 _ARRAYS = ("splits", "field", "start", "size", "crc", "keys", "key_splits", "lengths")
 _MOST_COLUMNS = 256
-_MOST_BYTES = 1 << 34
+_LIMITS = Safety(max_unpacked_bytes=1 << 30)
+_MOST_LENGTH = 2**53
 NONE = -1
 """The length of what a sample does not have."""
 
@@ -156,61 +156,94 @@ class ShardIndex:
             ShardError: it is no index, is damaged, or is of a later version.
         """
         try:
-            with zipfile.ZipFile(io.BytesIO(content)) as file:
-                if sum(info.file_size for info in file.infolist()) > _MOST_BYTES:
-                    raise UnsafeShardError(f"index {where!r}: it unpacks to more than {_MOST_BYTES} bytes.")
-            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-                header = json.loads(bytes(arrays["header"]))
-                if header["format"] != _FORMAT:
-                    raise ShardError(f"index {where!r}: it is {header['format']!r}, not {_FORMAT!r}.")
-                if header["version"] > VERSION:
-                    raise ShardError(
-                        f"index {where!r}: version {header['version']}; this packload reads up to {VERSION}. "
-                        "Update packload, or write the index anew: packload index --again."
-                    )
-                index = cls(
-                    tar=header["tar"],
-                    tar_bytes=int(header["tar_bytes"]),
-                    fields=tuple(header["fields"]),
-                    columns=tuple(header["columns"]),
-                    whole=bool(header["whole"]),
-                    skipped=dict(header["skipped"]),
-                    source=str(header["source"]),
-                    **{name: arrays[name] for name in _ARRAYS},
-                )
+            arrays = load_arrays(content, Place(where), _LIMITS)
+        except ShardError as error:
+            raise _unreadable(where, error) from error
+        try:
+            header = _read_header(arrays["header"], where)
+            index = cls(
+                tar=str(header["tar"]),
+                tar_bytes=int(header["tar_bytes"]),
+                fields=tuple(header["fields"]),
+                columns=tuple(header["columns"]),
+                whole=bool(header["whole"]),
+                skipped=dict(header["skipped"]),
+                source=str(header["source"]),
+                **{name: arrays[name] for name in _ARRAYS},
+            )
         except ShardError:
             raise
-        except (zipfile.BadZipFile, zlib.error, ValueError, KeyError, TypeError, EOFError, OSError) as error:
-            raise DamagedShardError(
-                f"index {where!r} cannot be read ({type(error).__name__}: {error}). Write it anew: packload "
-                "index --again."
-            ) from error
+        except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
+            raise _unreadable(where, error) from error
         _check(index, where)
         return index
 
 
+def _read_header(array: Array, where: str) -> dict[str, Any]:
+    header: dict[str, Any] = json.loads(array.tobytes())
+    if header["format"] != _FORMAT:
+        raise ShardError(f"index {where!r}: it is {header['format']!r}, not {_FORMAT!r}.")
+    if header["version"] > VERSION:
+        raise ShardError(
+            f"index {where!r}: version {header['version']}; this packload reads up to {VERSION}. Update "
+            "packload, or write the index anew: packload index --again."
+        )
+    return header
+
+
+def _unreadable(where: str, error: Exception) -> DamagedShardError:
+    return DamagedShardError(
+        f"index {where!r} cannot be read ({type(error).__name__}: {error}). Write it anew: packload index "
+        "--again."
+    )
+
+
 def _check(index: ShardIndex, where: str) -> None:
     """Refuse an index whose numbers do not fit together: it came from elsewhere, as the shard did."""
-    members, samples = len(index.start), len(index.splits) - 1
-    splits, keys = index.splits.astype(np.int64), index.key_splits.astype(np.int64)
-    ends = index.start.astype(np.float64) + index.size.astype(np.float64)
-    sound = (
-        all(getattr(index, name).dtype.kind in "iu" for name in _ARRAYS)
-        and samples >= 0
-        and len(index.field) == len(index.size) == len(index.crc) == members
-        and len(keys) == samples + 1
-        and index.lengths.shape == (len(index.columns), samples)
-        and splits[0] == keys[0] == 0
-        and splits[-1] == members
-        and keys[-1] == len(index.keys)
-        and bool((np.diff(splits) > 0).all() and (np.diff(keys) >= 0).all())
-        and (not members or (int(index.field.max()) < len(index.fields) and ends.max() <= index.tar_bytes))
-        and (not members or min(int(index.start.min()), int(index.size.min()), int(index.field.min())) >= 0)
-    )
+    sound = _are_shapes_sound(index) and _are_names_sound(index) and _are_places_sound(index)
     if not sound:
         raise DamagedShardError(
             f"index {where!r}: its numbers do not fit together. Write it anew: packload index --again."
         )
+
+
+def _are_shapes_sound(index: ShardIndex) -> bool:
+    arrays = [getattr(index, name) for name in _ARRAYS]
+    members, samples = index.start.size, index.splits.size - 1
+    return (
+        all(array.dtype.kind in "iu" and array.ndim == 1 for array in arrays[:-1])
+        and samples >= 0
+        and len(index.field) == len(index.size) == len(index.crc) == members
+        and len(index.key_splits) == samples + 1
+        and index.keys.dtype == np.uint8
+        and index.lengths.dtype.kind in "iu"
+        and index.lengths.shape == (len(index.columns), samples)
+    )
+
+
+def _are_names_sound(index: ShardIndex) -> bool:
+    return all(
+        all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
+        for names in (index.fields, index.columns)
+    ) and not any(field.startswith("__") for field in index.fields)
+
+
+def _are_places_sound(index: ShardIndex) -> bool:
+    """Whether samples follow each other in the members, members in the archive, and lengths are lengths."""
+    splits, keys = index.splits.astype(np.int64), index.key_splits.astype(np.int64)
+    start, size = index.start.astype(np.float64), index.size.astype(np.float64)
+    ends = start + size
+    return bool(
+        splits[0] == keys[0] == 0
+        and splits[-1] == len(start)
+        and keys[-1] == len(index.keys)
+        and (np.diff(splits) > 0).all()
+        and (np.diff(keys) >= 0).all()
+        and (start[1:] >= ends[:-1]).all()
+        and (not len(start) or (start[0] >= 0 and size.min() >= 0 and ends[-1] <= index.tar_bytes))
+        and ((index.field >= 0) & (index.field < len(index.fields))).all()
+        and ((index.lengths >= NONE) & (index.lengths <= _MOST_LENGTH)).all()
+    )
 
 
 def _compact(array: Array) -> Array:
@@ -250,9 +283,15 @@ class IndexBuilder:
         self._keys: list[str] = []
         self._known: set[str] = set()
         self._present: set[int] = set()
+        self._fields_before = 0
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    @property
+    def last_key(self) -> str | None:
+        """The key of the sample that was added last."""
+        return self._keys[-1] if self._keys else None
 
     def add(self, name: str, start: int, content: bytes) -> None:
         """Add the next member.
@@ -266,6 +305,8 @@ class IndexBuilder:
             return
         key, member = parts
         where = Place(self.tar, name)
+        if member.startswith("__"):
+            raise ShardError(f"{where}: fields do not begin with two underscores. Rename it.")
         if not self._keys or key != self._keys[-1]:
             self._begin(key, where)
         number = self._fields.setdefault(member, len(self._fields))
@@ -288,13 +329,25 @@ class IndexBuilder:
             self.skipped["cannot be measured"] += 1
         own = self.measures.get(member)
         if own is not None:
-            sizes = own(content)
+            try:
+                sizes = own(content)
+            except Exception as error:
+                name = getattr(own, "__name__", repr(own))
+                raise ShardError(f"{where}: {name} raised {type(error).__name__}: {error}") from error
             named = sizes if isinstance(sizes, Mapping) else {"length": sizes}
             self.add_lengths({f"{member}.{part}": size for part, size in named.items()})
 
     def add_lengths(self, lengths: Mapping[str, int]) -> None:
-        """Add columns of the sample whose member was added last."""
+        """Add columns of the sample whose member was added last.
+
+        Raises:
+            ShardError: one is no length: not an integer from 0 to 2**53.
+        """
         for name, size in lengths.items():
+            if not 0 <= size <= _MOST_LENGTH or size != int(size):
+                raise ShardError(
+                    f"{Place(self.tar)}, sample {self._keys[-1]!r}: {size!r} is no length ({name})."
+                )
             column = self._columns.get(name)
             if column is None:
                 if len(self._columns) >= _MOST_COLUMNS:
@@ -308,12 +361,19 @@ class IndexBuilder:
         if not self._keys:
             return
         before = self._members[self._splits[-2] : self._splits[-1]] if len(self._splits) > 1 else []
-        if {member[0] for member in before} == self._present:
-            return
+        if {member[0] for member in before} != self._present:
+            self.drop_last()
+
+    def drop_last(self) -> None:
+        """Take back the last sample, and the fields and columns that only it has."""
         del self._members[self._splits.pop() :]
         self._known.discard(self._keys.pop())
+        self._fields = {
+            field: number for field, number in self._fields.items() if number < self._fields_before
+        }
         for column in self._columns.values():
             column.pop(len(self._keys), None)
+        self._columns = {name: column for name, column in self._columns.items() if column}
 
     def build(self, tar_bytes: int, whole: bool = True, source: str = "") -> ShardIndex:
         """The index of what was added.
@@ -357,6 +417,7 @@ class IndexBuilder:
         self._keys.append(key)
         self._splits.append(len(self._members))
         self._present = set()
+        self._fields_before = len(self._fields)
 
 
 def build_index(

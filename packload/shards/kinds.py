@@ -50,7 +50,8 @@ def measure(field: str, content: bytes, where: Place, safety: Safety) -> dict[st
     image         ``jpg.h``, ``jpg.w``, from the header
     array         ``npy.0``, ``npy.1``, ...: its shape, from the header
     JSON          ``json.length`` of a list or a string; of a dict ``json.NAME``, for every
-                  list (its entries) and string (its characters) in it
+                  list (its entries) and string (its characters) in it, but for the name
+                  ``bytes``: ``json.bytes`` is the size of the member
     anything else none
     ============  =========================================================================
 
@@ -68,7 +69,8 @@ def measure(field: str, content: bytes, where: Place, safety: Safety) -> dict[st
         return {}
     if field.endswith(".gz"):
         content = unzip(content, where, safety)
-    return {f"{field}.{name}": size for name, size in read(content, where, safety).items()}
+    sizes = read(content, where, safety)
+    return {f"{field}.{name}": size for name, size in sizes.items() if name != "bytes"}
 
 
 def read_text(content: bytes, where: Place) -> str:

@@ -7,11 +7,14 @@ says what it allows.
 
 from __future__ import annotations
 
+import gzip
 import io
 import re
 import zipfile
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -24,9 +27,9 @@ from .tar import Member
 PICKLES = frozenset({"pkl", "pickle", "pyd", "pth", "pt", "joblib", "dill"})
 _COMMANDS = re.compile(r"^\s*pipe:", re.IGNORECASE)
 _OUTSIDE = re.compile(r"^([/\\]|[A-Za-z]:)|(^|[/\\])\.\.([/\\]|$)")
-_GZIP = 16 + zlib.MAX_WBITS
+_PIECE = 1 << 20
 _HEADERS_KEPT = 4096
-_READ_HEADER = {(1, 0): np.lib.format.read_array_header_1_0}
+_MOST_ITEMS = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,7 @@ def open_image(content: bytes, where: Place, safety: Safety) -> Image.Image:
             f"{where}: {error} This limit is Pillow's own. To allow the image raise both: "
             "Safety(max_pixels=...) and PIL.Image.MAX_IMAGE_PIXELS."
         ) from None
-    except OSError as error:
+    except Exception as error:  # damaged headers make Pillow raise nearly anything
         raise ShardError(
             f"{where}: not an image of an allowed format ({', '.join(safety.image_formats)}): {error}"
         ) from error
@@ -149,18 +152,17 @@ def unzip(content: bytes, where: Place, safety: Safety) -> bytes:
         DamagedShardError: it cannot be unpacked, or is cut off.
     """
     parts, total = [], 0
-    while content:
-        unpacker = zlib.decompressobj(_GZIP)
-        try:
-            parts.append(unpacker.decompress(content, safety.max_unpacked_bytes + 1 - total))
-        except zlib.error as error:
-            raise DamagedShardError(f"{where}: cannot be unpacked: {error}") from error
-        total += len(parts[-1])
-        if total > safety.max_unpacked_bytes:
-            raise _bomb(where, safety)
-        if not unpacker.eof:
-            raise DamagedShardError(f"{where}: it is cut off: the end of the gzip stream is missing.")
-        content = unpacker.unused_data
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            while piece := file.read(min(_PIECE, safety.max_unpacked_bytes + 1 - total)):
+                parts.append(piece)
+                total += len(piece)
+                if total > safety.max_unpacked_bytes:
+                    raise _bomb(where, safety)
+    except EOFError:
+        raise DamagedShardError(f"{where}: it is cut off: the end of the gzip stream is missing.") from None
+    except (OSError, zlib.error) as error:
+        raise DamagedShardError(f"{where}: cannot be unpacked: {error}") from error
     return b"".join(parts)
 
 
@@ -208,7 +210,7 @@ def array_header(content: bytes, where: Place, safety: Safety) -> ArrayHeader:
                 "numbers, or allow it: Safety(allow_object_arrays=True)."
             )
         return found
-    expected = found.start + int(np.prod(found.shape, dtype=object)) * found.dtype.itemsize
+    expected = found.start + prod(found.shape) * found.dtype.itemsize
     if len(content) < expected:
         raise DamagedShardError(
             f"{where}: an array of shape {found.shape} and type {found.dtype} takes {expected} bytes, and "
@@ -225,10 +227,10 @@ def _read_array_header(head: bytes, where: Place) -> ArrayHeader:
             np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         )
         shape, fortran, dtype = read(stream)
-    except ValueError as error:
+    except Exception as error:  # it is a Python literal: besides ValueError, what parsing one can raise
         raise ShardError(f"{where}: not an .npy file: {error}") from error
-    if any(size < 0 for size in shape):
-        raise ShardError(f"{where}: not an .npy file: shape {shape}")
+    if not all(0 <= size <= _MOST_ITEMS for size in shape) or not (dtype.itemsize or dtype.hasobject):
+        raise ShardError(f"{where}: not an .npy file: shape {shape}, items of {dtype.itemsize} bytes")
     return ArrayHeader(dtype, tuple(map(int, shape)), bool(fortran), stream.tell())
 
 
@@ -242,9 +244,12 @@ def load_array(content: bytes, where: Place, safety: Safety) -> NDArray[Any]:
     if info.dtype.hasobject:
         loaded: NDArray[Any] = np.load(io.BytesIO(content), allow_pickle=True)
         return loaded
-    count = int(np.prod(info.shape))
+    count = prod(info.shape)
     flat = np.frombuffer(content, info.dtype, count, info.start).copy()
-    return flat.reshape(info.shape[::-1]).T if info.fortran else flat.reshape(info.shape)
+    try:
+        return flat.reshape(info.shape[::-1]).T if info.fortran else flat.reshape(info.shape)
+    except ValueError as error:
+        raise ShardError(f"{where}: an array of shape {info.shape}: {error}") from error
 
 
 def load_arrays(content: bytes, where: Place, safety: Safety) -> dict[str, NDArray[Any]]:
@@ -255,14 +260,27 @@ def load_arrays(content: bytes, where: Place, safety: Safety) -> dict[str, NDArr
         ShardError: it is no such file, or damaged.
     """
     arrays = {}
+    for name, part in _zipped(content, where, safety):
+        inside = name if where.member is None else f"{where.member}, {name}"
+        arrays[name.removesuffix(".npy")] = load_array(part, Place(where.shard, inside), safety)
+    return arrays
+
+
+def _zipped(content: bytes, where: Place, safety: Safety) -> Iterator[tuple[str, bytes]]:
+    """The files of a zip archive. No more is unpacked than it says; methods that cannot stop are refused."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as file:
             if sum(info.file_size for info in file.infolist()) > safety.max_unpacked_bytes:
                 raise _bomb(where, safety)
-            for name in file.namelist():
-                arrays[name.removesuffix(".npy")] = load_array(
-                    file.read(name), Place(where.shard, f"{where.member}, {name}"), safety
-                )
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+            for info in file.infolist():
+                if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise UnsafeShardError(
+                        f"{where}: {info.filename!r} is compressed by method {info.compress_type}; numpy "
+                        "writes stored and deflated arrays only. Write it anew with numpy.savez_compressed."
+                    )
+                with file.open(info) as part:
+                    yield info.filename, part.read(info.file_size)
+    except ShardError:
+        raise
+    except Exception as error:  # damaged directories make zipfile raise nearly anything
         raise DamagedShardError(f"{where}: not a whole .npz file: {error}") from error
-    return arrays

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import threading
 import time
@@ -20,8 +21,9 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any, BinaryIO, NamedTuple, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import fsspec
 from braceexpand import braceexpand
@@ -32,6 +34,8 @@ from .safety import DEFAULT, Safety, check_address, is_command
 
 T = TypeVar("T")
 _FILES_OPEN = 128
+_MOST_ADDRESSES = 10**6
+_RANGE = re.compile(r"{(-?\d{1,99})[.][.](-?\d{1,99})")
 _OUTPUTS_KEPT = 4
 _PATIENT = 2
 _GAP_LOCAL = 8 << 10
@@ -43,11 +47,20 @@ _LASTING = (FileNotFoundError, PermissionError, ShardError, ImportError, TypeErr
 
 
 def local_path(url: str) -> str | None:
-    """The path of a local file, given as one or as ``file:``; None for any other address."""
+    """The path of a local file, given as one or as ``file:``; None for any other address.
+
+    Raises:
+        ValueError: it is a file of another machine.
+    """
     if is_command(url):
         return None
     if url.startswith("file:"):
-        return unquote(urlsplit(url).path) if url.startswith("file://") else unquote(url[5:])
+        if not url.startswith("file://"):
+            return unquote(url[5:])
+        host, slash, rest = url[7:].partition("/")
+        if host not in ("", "localhost"):
+            raise ValueError(f"{url!r} is a file of the machine {host!r}. Files of this one are file:///...")
+        return unquote(slash + rest)
     return None if "://" in url else url
 
 
@@ -57,26 +70,20 @@ def expand(
     """The addresses that a pattern, or several, stand for.
 
     Braces (``shard-{000000..000099}.tar``) are spelt out in order; ``*`` and ``[`` are looked up and sorted
-    by name.
+    by name. The name of a local file that is there stands for that file, whatever signs it has.
 
     Raises:
         UnsafeShardError: a command is among them.
         FileNotFoundError: a pattern matches nothing.
         IsADirectoryError: an address is that of a folder on the local disk.
-        ValueError: no address was given, or one twice.
+        ValueError: no address was given, or one twice; or braces stand for more than a million.
     """
     given = [urls] if isinstance(urls, (str, os.PathLike)) else list(urls)
     found: list[str] = []
-    for pattern in (one for entry in given for one in braceexpand(os.fspath(entry))):
+    for pattern in (one for entry in given for one in _spell_out(os.fspath(entry))):
         check_address(pattern, safety)
-        if is_command(pattern):
-            found.append(pattern)
-            continue
-        found += (
-            _glob(pattern)
-            if any(sign in pattern.partition("://")[2] or sign in pattern for sign in "*[")
-            else [pattern]
-        )
+        literal = is_command(pattern) or not any(sign in pattern for sign in "*[") or _is_there(pattern)
+        found += [pattern] if literal else _glob(pattern)
     if not found:
         raise ValueError("no shard was given")
     for url in found:
@@ -89,6 +96,25 @@ def expand(
         raise ValueError(
             f"given twice: {sorted(twice)[:3]}. A sample would be served more than once an epoch."
         )
+    return found
+
+
+def _is_there(url: str) -> bool:
+    path = local_path(url)
+    return path is not None and os.path.exists(path)
+
+
+def _spell_out(pattern: str) -> list[str]:
+    """What the braces of a pattern stand for."""
+    if _is_there(pattern):
+        return [pattern]
+    wide = any(abs(int(a) - int(b)) >= _MOST_ADDRESSES for a, b in _RANGE.findall(pattern))
+    try:
+        found = [] if wide else list(islice(braceexpand(pattern), _MOST_ADDRESSES + 1))
+    except RecursionError:
+        raise ValueError(f"{pattern[:80]!r}: braces in braces in braces, too many") from None
+    if wide or len(found) > _MOST_ADDRESSES:
+        raise ValueError(f"{pattern[:80]!r}: its braces stand for more than {_MOST_ADDRESSES} addresses")
     return found
 
 

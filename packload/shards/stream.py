@@ -9,6 +9,7 @@ are divided, more workers or ranks than shards are fine, and the state of a run 
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -198,7 +199,7 @@ def shards(
         world_size=world_size,
         **(plan or {}),
     )
-    _check_agreement(dataset.fingerprint)
+    _check_agreement(dataset.fingerprint, json.dumps(sampler.state_dict(), sort_keys=True))
     batches: Any = sampler
     if any([dataset.store.is_cached(url) for url in dataset.urls]):
         batches = AheadSampler(sampler, dataset)
@@ -219,15 +220,27 @@ def _cut(dataset: ShardDataset, sampler: PlanSampler, schema: Schema | None) -> 
     return CutDataset(dataset, schema or {}, axes.pop())
 
 
-def _check_agreement(digest: str) -> None:
-    """Refuse to start where processes see different samples: their plans would differ, and so their steps."""
+def _check_agreement(samples: str, plan: str) -> None:
+    """Refuse to start where processes would have different plans, and so different numbers of steps.
+
+    Args:
+        samples: what identifies the samples that this process sees.
+        plan: the state of its plan.
+    """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return
-    digests: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(digests, digest)
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, (samples, plan))
+    digests = [one for one, _ in told]
     others = [rank for rank, other in enumerate(digests) if other != digests[0]]
     if others:
         raise ShardError(
             f"ranks {others} see other samples than rank 0 (digests {sorted(set(digests))}). Give all ranks "
             "the same shards in the same order, whole on every machine."
+        )
+    others = [rank for rank, (_, other) in enumerate(told) if other != told[0][1]]
+    if others:
+        raise ShardError(
+            f"ranks {others} plan otherwise than rank 0: {told[others[0]][1]} and {told[0][1]}. Give all "
+            "ranks the same indexes, lengths, budget, policy and seed."
         )

@@ -20,6 +20,7 @@ from .errors import DamagedShardError, Place, ShardError
 BLOCK = 512
 _PIECE = 1 << 20
 _MOST_METADATA = 1 << 20
+_MOST_DIGITS = 40
 _EMPTY = bytes(BLOCK)
 _KINDS = {
     b"0": "file",
@@ -35,6 +36,8 @@ _KINDS = {
     b"M": "part of a file",
     b"V": "volume label",
 }
+_RECORDS = frozenset({b"path", b"linkpath", b"size"})
+_SPARSE = "GNU.sparse"
 _WITHOUT_CONTENT = {
     "hard link",
     "symbolic link",
@@ -147,16 +150,12 @@ class _Reader:
     def _apply(self, member: Member, records: dict[str, str]) -> Member:
         if not records:
             return member
-        if any(key.startswith("GNU.sparse.") for key in records):
-            kind = "sparse file"
-        else:
-            kind = member.kind
-        try:
-            size = int(records.get("size", member.size))
-        except ValueError:
-            size = -1
-        if size < 0:
-            raise ShardError(f"{Place(self.shard, member.name)}: a size of {records['size']!r}.")
+        kind = "sparse file" if _SPARSE in records else member.kind
+        size, digits = member.size, records.get("size")
+        if digits is not None and kind not in _WITHOUT_CONTENT:
+            if not (digits.isascii() and digits.isdigit() and len(digits) < _MOST_DIGITS):
+                raise ShardError(f"{Place(self.shard, member.name)}: a size of {digits[:_MOST_DIGITS]!r}.")
+            size = int(digits)
         name = records.get("path", member.name)
         return Member(name, kind, self.at, size, records.get("linkpath", member.target))
 
@@ -220,24 +219,29 @@ def _number(field: bytes, where: str) -> int:
             raise ShardError(f"{where} has a negative size.")
         return value
     digits = field.replace(b"\0", b" ").strip()
-    try:
-        return int(digits, 8) if digits else 0
-    except ValueError:
-        raise DamagedShardError(f"{where} cannot be read: this is no tar archive, or is damaged.") from None
+    if digits.strip(b"01234567"):
+        raise DamagedShardError(f"{where} cannot be read: this is no tar archive, or is damaged.")
+    return int(digits, 8) if digits else 0
 
 
 def _records(block: bytes, where: Place) -> dict[str, str]:
-    """The records of a pax header: ``length key=value newline`` each, the length that of the whole record."""
+    """Those records of a pax header that matter here: path, linkpath, size, and any of a sparse file.
+
+    Each is ``length key=value newline``, the length that of the whole record.
+    """
     records = {}
-    while block:
-        head, _, _ = block.partition(b" ")
+    at = 0
+    while at < len(block):
+        head, _, _ = block[at : at + 10].partition(b" ")
         length = int(head) if head.isdigit() and len(head) < 10 else 0
-        record = block[len(head) + 1 : length]
-        key, equals, value = record.partition(b"=")
-        if not equals or not value.endswith(b"\n") or length > len(block):
+        key, equals, value = block[at + len(head) + 1 : at + length].partition(b"=")
+        if not equals or not value.endswith(b"\n") or at + length > len(block):
             raise ShardError(f"{where}: its pax records cannot be read.")
-        records[key.decode("utf-8", "surrogateescape")] = value[:-1].decode("utf-8", "surrogateescape")
-        block = block[length:]
+        if key in _RECORDS:
+            records[key.decode()] = value[:-1].decode("utf-8", "surrogateescape")
+        elif key.startswith(b"GNU.sparse."):
+            records[_SPARSE] = ""
+        at += length
     return records
 
 
@@ -245,15 +249,30 @@ def header(name: str, size: int) -> bytes:
     """The header of a file: ustar where the name fits, else with pax records before it.
 
     It has no date and no owner, so that equal samples give equal archives.
+
+    Raises:
+        ShardError: no archive can hold the name.
     """
+    if "\0" in name:
+        raise ShardError(
+            f"member {name!r}: a name ends where it has a NUL. Leave that out of keys and fields."
+        )
     info = tarfile.TarInfo(name)
     info.size = size
-    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    try:
+        return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise ShardError(f"member {name!r}: its name is not Unicode: {error}") from error
 
 
 def padding(size: int) -> bytes:
     """What follows a content of ``size`` bytes, up to a whole block."""
     return bytes(-size % BLOCK)
+
+
+def room(name: str, size: int) -> int:
+    """The bytes that a file takes in an archive: its header, its content and what fills it up."""
+    return len(header(name, size)) + size + -size % BLOCK
 
 
 END = bytes(2 * BLOCK)

@@ -2,8 +2,8 @@
 
 A shard gets its final name when it is whole: the archive is written under another name, its index is put in
 place, then the archive is renamed. A run that is killed at any point therefore leaves whole shards with their
-indexes, and perhaps one file whose name ends in ``.part`` or one index without a shard, which the next run
-replaces.
+indexes, and perhaps files whose names end in ``.part``, which the next run removes, or one index without a
+shard, which it replaces.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .errors import ShardError
 from .index import IndexBuilder, ShardIndex, index_name
 from .kinds import Measure
 from .safety import DEFAULT, Safety, is_file
-from .tar import END, Member, header, padding
+from .tar import END, Member, header, padding, room
 
 _UNITS = {
     "": 1,
@@ -81,22 +81,33 @@ class OneShard:
     def write(self, key: str, members: Mapping[str, bytes], lengths: Mapping[str, int] | None = None) -> None:
         """Add a sample.
 
+        A sample that cannot be added leaves the shard as it was.
+
         Raises:
             ShardError: its key was there before, or a member is not what its name says.
         """
-        before = len(self._builder)
-        for field, content in members.items():
-            name = f"{key}.{field}"
-            head = header(name, len(content))
-            is_file(Member(name, "file", 0, 0), self.path.name, self._builder.safety)
-            self._builder.add(name, self.size + len(head), content)
-            tail = padding(len(content))
-            self._file.write(head + content + tail)
-            self.size += len(head) + len(content) + len(tail)
-        if len(self._builder) != before + 1:
+        if key == self._builder.last_key:
             raise ShardError(f"sample {key!r}: the sample before it has the same key.")
-        if lengths:
-            self._builder.add_lengths(lengths)
+        before = len(self._builder)
+        parts: list[bytes] = []
+        at = self.size
+        try:
+            for field, content in members.items():
+                name = f"{key}.{field}"
+                head = header(name, len(content))
+                is_file(Member(name, "file", 0, 0), self.path.name, self._builder.safety)
+                self._builder.add(name, at + len(head), content)
+                parts += (head, content, padding(len(content)))
+                at += sum(map(len, parts[-3:]))
+            if len(self._builder) != before + 1:
+                raise ShardError(f"sample {key!r}: its key is another one in the archive.")
+            self._builder.add_lengths(lengths or {})
+        except BaseException:
+            if len(self._builder) > before:
+                self._builder.drop_last()
+            raise
+        self._file.writelines(parts)
+        self.size = at
 
     def close(self) -> ShardIndex:
         """Finish the archive, put its index in place, then the archive."""
@@ -112,8 +123,30 @@ class OneShard:
 
     def discard(self) -> None:
         """Give it up: nothing is left of it."""
-        self._file.close()
-        self._part.unlink(missing_ok=True)
+        try:
+            self._file.close()
+        except OSError:
+            pass  # what could not be written before cannot be now
+        finally:
+            self._part.unlink(missing_ok=True)
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove what runs that were killed left unfinished: files ``*.PID.part`` of no living process."""
+    for path in folder.glob("*.part"):
+        number = path.name.split(".")[-2]
+        if number.isdigit() and not _is_alive(int(number)):
+            path.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def replace(path: Path, content: bytes) -> None:
@@ -195,6 +228,7 @@ class ShardWriter:
         self._at = (0, 0)
         self._number = 0
         self._open: OneShard | None = None
+        self._closed = False
         self._pool = ThreadPoolExecutor(workers, "packload-encode") if workers else None
         self._waiting: deque[tuple[str, Future[dict[str, bytes]], Mapping[str, int] | None]] = deque()
         self._most = 4 * workers
@@ -214,6 +248,8 @@ class ShardWriter:
         Raises:
             ShardError: the sample cannot be written, or is not the one that a whole shard has in its place.
         """
+        if self._closed:
+            raise ValueError(f"{self.dest}: the writer is closed. Make another one: resume=True.")
         key = str(sample.get("__key__", f"{self._number:09d}"))
         self._number += 1
         if self._is_kept(key):
@@ -227,6 +263,8 @@ class ShardWriter:
 
     def close(self) -> list[ShardIndex]:
         """Finish the last shard; the indexes of all."""
+        if self._closed:
+            return self.indexes
         try:
             self._drain(0)
             if self._at[0] < self._kept:
@@ -260,6 +298,7 @@ class ShardWriter:
             self.abort()
 
     def _stop(self) -> None:
+        self._closed = True
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
         self._waiting.clear()
@@ -269,6 +308,7 @@ class ShardWriter:
 
     def _find(self, resume: bool) -> None:
         """Take over the whole shards that are there; what was begun by a run that ended is removed."""
+        remove_parts(self.dest)
         while (index := read_whole(self._path(len(self.indexes)))) is not None:
             self.indexes.append(index)
         begin, _, end = self.pattern.partition("{")
@@ -306,9 +346,7 @@ class ShardWriter:
 
     def _put(self, key: str, members: Mapping[str, bytes], lengths: Mapping[str, int] | None) -> None:
         if self._open is not None:
-            more = sum(
-                len(header(f"{key}.{f}", len(c))) + len(c) + len(padding(len(c))) for f, c in members.items()
-            )
+            more = sum(room(f"{key}.{field}", len(content)) for field, content in members.items())
             full = self.count is not None and len(self._open) >= self.count
             if full or self._open.size + more + len(END) > self.size:
                 self._finish()

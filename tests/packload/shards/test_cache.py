@@ -1,6 +1,8 @@
+import errno
 import multiprocessing
 import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -125,3 +127,25 @@ def test_processes_share_a_cache(tmp_path):
 def test_a_cache_of_less_than_four_blocks_is_refused(tmp_path):
     with pytest.raises(ValueError, match="smaller than four blocks"):
         BlockCache(tmp_path, 3 * BLOCK, BLOCK)
+
+
+def test_a_full_disk_is_told_with_the_folder(tmp_path, monkeypatch):
+    cache = BlockCache(tmp_path, 8 * BLOCK, BLOCK)
+
+    def full(self, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match=f"the cache '{tmp_path}' cannot be written.*another folder") as told:
+        cache.read("u", 10**6, 0, 0, 1, get(0))
+    assert told.value.errno == errno.ENOSPC
+
+
+def test_blocks_in_a_folder_that_can_only_be_read_are_read(tmp_path, monkeypatch):
+    BlockCache(tmp_path, 8 * BLOCK, BLOCK).read("u", 10**6, 0, 0, 1, get(0))
+
+    def refuse(*arguments):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert BlockCache(tmp_path, 8 * BLOCK, BLOCK).read("u", 10**6, 0, 3, 9, get(1)) == block(0)[3:9]

@@ -1,4 +1,6 @@
 import json
+import os
+import subprocess
 import warnings
 from pathlib import Path
 
@@ -171,3 +173,24 @@ def test_indexes_lie_beside_the_shards(tmp_path):
     (made,) = shard(folder_of(tmp_path / "in", {"1.txt": b"a b"}), tmp_path / "out")
     path = index_name(str(tmp_path / "out" / "shard-000000.tar"))
     assert ShardIndex.from_bytes(Path(path).read_bytes(), path).digest() == made.digest()
+
+
+def test_names_that_are_not_ascii_or_not_unicode_keep_to_the_size(tmp_path):
+    names = [f"é{i}.txt".encode() for i in range(40)] + [b"\xff.txt", b"d" * 200 + b".txt"]
+    (tmp_path / "in").mkdir()
+    for name in names:
+        Path(os.fsdecode(os.path.join(os.fsencode(tmp_path / "in"), name))).write_bytes(b"x")
+    indexes = shard(tmp_path / "in", tmp_path / "out", size=20_000)
+    assert sum(map(len, indexes)) == 42 and max(index.tar_bytes for index in indexes) <= 20_000
+    found = {index.key(i) for index in indexes for i in range(len(index))}
+    assert found == {os.fsdecode(name.removesuffix(b".txt")) for name in names}
+
+
+def test_what_a_killed_conversion_left_is_removed(tmp_path):
+    source = folder_of(tmp_path / "in", {"a.txt": b"x"})
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / f"shard-000000.tar.{gone.pid}.part").write_bytes(b"x")
+    shard(source, tmp_path / "out")
+    assert len(list((tmp_path / "out").iterdir())) == 2

@@ -9,7 +9,7 @@ from PIL import Image
 from packload.shards import ShardError
 from packload.shards.decode import Decode
 from packload.shards.errors import Place
-from packload.shards.safety import DEFAULT
+from packload.shards.safety import DEFAULT, Safety
 
 WHERE = Place("a.tar", "k.x")
 
@@ -77,3 +77,15 @@ def test_images_that_are_cut_off_name_the_member(format):
     Image.fromarray(pixels).save(file, format)
     with pytest.raises(ShardError, match="shard 'a.tar', member 'k.x'"):
         decode("png", file.getvalue()[:-300])
+
+
+def test_own_functions_for_an_ending_are_given_what_gz_holds():
+    content = gzip.compress(b"7")
+    for own, expected in [({"json": bytes.decode}, "7"), ({"json.gz": len}, len(content)), ({}, 7)]:
+        assert Decode(own, DEFAULT)("json.gz", content, Place("a.tar", "x.json.gz")) == expected
+
+
+@pytest.mark.parametrize("field", ["pkl", "pth"])
+def test_pickles_that_are_damaged_name_themselves(field):
+    with pytest.raises(ShardError, match="shard 'a.tar', member 'x'"):
+        Decode({}, Safety(allow_pickle=True))(field, b"no", Place("a.tar", "x"))

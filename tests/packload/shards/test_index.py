@@ -1,5 +1,6 @@
 import io
 import json
+import zipfile
 import zlib
 
 import numpy as np
@@ -208,3 +209,61 @@ def test_names_of_indexes(tmp_path):
     path = make_tar(tmp_path / "a.tar", {"a.txt": b"x"})
     index_it(path)
     assert (tmp_path / "a.index.npz").is_file()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"lengths": lambda a: a.astype(np.int64) * 0 - 5},
+        {"lengths": lambda a: a.astype(np.int64) * 0 + 2**62},
+        {"start": lambda a: a.astype(np.int64) * 0 + 512},
+        {"start": lambda a: a[0]},
+        {"start": lambda a: a[:, None]},
+        {"keys": lambda a: a.astype(np.int64)},
+        {"fields": [1]},
+        {"fields": [{}]},
+        {"fields": ["__key__"]},
+        {"fields": ["txt", "txt"]},
+        {"columns": [1, 2]},
+        {"tar_bytes": float("inf")},
+        {"version": "9"},
+    ],
+    ids=range(13),
+)
+def test_an_index_that_lies_is_refused_when_it_is_opened(tmp_path, wrong):
+    content = index({"a.txt": b"x", "b.txt": b"y"}, tmp_path)[0].to_bytes()
+    with pytest.raises(DamagedShardError, match="index 'x'"):
+        ShardIndex.from_bytes(change(content, **wrong), "x")
+
+
+def test_an_index_that_claims_a_huge_array_takes_no_memory(tmp_path):
+    content = index({"a.txt": b"x"}, tmp_path)[0].to_bytes()
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<i8", "fortran_order": False, "shape": (10**12,)})
+    made = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(made, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, file.getvalue() if name == "start.npy" else old.read(name))
+    with pytest.raises(DamagedShardError, match="index 'x' cannot be read"):
+        ShardIndex.from_bytes(made.getvalue(), "x")
+
+
+def test_a_field_cannot_take_the_place_of_the_key(tmp_path):
+    with pytest.raises(ShardError, match="member 'a.__key__': fields do not begin with two underscores"):
+        index({"a.__key__": b"x"}, tmp_path)
+
+
+def test_the_size_of_a_member_is_not_what_its_json_says(tmp_path):
+    made, _ = index({"a.json": b'{"bytes": [1, 2]}'}, tmp_path)
+    assert made.column("json.bytes").tolist() == [17]
+
+
+@pytest.mark.parametrize("size", [-1, 2**70, 1.5, float("nan")])
+def test_own_lengths_that_are_none(tmp_path, size):
+    with pytest.raises(ShardError, match="'a.tar', sample 'a': .* is no length"):
+        index({"a.txt": b"x"}, tmp_path, measures={"txt": lambda content: size})
+
+
+def test_own_lengths_that_fail_name_the_member(tmp_path):
+    with pytest.raises(ShardError, match="'a.tar', member 'a.txt': .* raised ValueError"):
+        index({"a.txt": b"x"}, tmp_path, measures={"txt": int})

@@ -6,18 +6,21 @@ import os
 import pickle
 import struct
 import tarfile
+import tracemalloc
 import zipfile
 import zlib
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from packload.shards import Safety, ShardDataset, ShardError, UnsafeShardError
+from packload.shards.decode import Decode
 from packload.shards.errors import DamagedShardError, Place
+from packload.shards.kinds import measure
 from packload.shards.safety import DEFAULT, check_address, load_array, load_arrays, unzip
 
 from .tars import add, index_it, make_tar
@@ -324,3 +327,104 @@ def test_arrays_are_read_as_numpy_reads_them(data):
     found, expected = load_array(content, WHERE, DEFAULT), np.load(io.BytesIO(content))
     assert found.dtype == expected.dtype and found.shape == expected.shape and (found == expected).all()
     assert found.flags.writeable
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_zips_of_methods_that_cannot_stop_are_refused(method):
+    content = zipped({"a.npy": bytes(1000)}, method)
+    with pytest.raises(UnsafeShardError, match=f"'a.npy' is compressed by method {method}"):
+        load_arrays(content, WHERE, DEFAULT)
+
+
+def zipped(files, method=zipfile.ZIP_DEFLATED):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", method) as made:
+        for name, content in files.items():
+            made.writestr(name, content)
+    return file.getvalue()
+
+
+def test_a_zip_that_lies_about_sizes_is_not_unpacked_beyond_them():
+    content = zipped({"a.npy": bytes(60_000_000)})
+    content = content.replace(struct.pack("<I", 60_000_000), struct.pack("<I", 500))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DamagedShardError, match="not a whole .npz"):
+            load_arrays(content, WHERE, DEFAULT)
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def npy(head):
+    file = io.BytesIO()
+    file.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "descr, shape",
+    [
+        ("'<V0'", "(1000000000000000000,)"),
+        ("'<f8'", f"(0, {10**30})"),
+        ("'<f8'", f"(0, {9 * 10**18}, {9 * 10**18})"),
+        ("-" * 3000 + "1", "()"),
+        ("(" * 3000, "()"),
+        ("'''", "()"),
+    ],
+)
+def test_headers_of_arrays_that_make_no_sense(descr, shape):
+    content = npy(f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}\n".encode())
+    with pytest.raises(ShardError, match="'a.tar', member 'x'"):
+        load_array(content, WHERE, DEFAULT)
+
+
+def changed(data, content):
+    content = bytearray(content)
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    return bytes(content)
+
+
+NUMBERS = np.arange(6.0).reshape(2, 3)
+NPY = saved(NUMBERS, np.save)
+NPZ = saved(NUMBERS, lambda file, value: np.savez_compressed(file, a=value))
+PICTURES = {
+    name: saved(Image.effect_noise((7, 5), 50), lambda file, image, name=name: image.save(file, name))
+    for name in DEFAULT.image_formats
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=300)
+@given(st.data())
+def test_damaged_members_are_errors_of_ours(data):
+    kinds = {"npy": NPY, "npz": NPZ, **PICTURES}
+    name = data.draw(st.sampled_from(sorted(kinds)))
+    field = name if name.startswith("np") else "png"
+    content = changed(data, kinds[name])
+    try:
+        measure(field, content, WHERE, DEFAULT)
+        Decode(None, DEFAULT)(field, content, WHERE)
+    except ShardError:
+        return
+
+
+@pytest.mark.parametrize("kind", [b"zTXt", b"iCCP"])
+def test_bombs_in_the_texts_of_images_are_errors_that_name_the_member(tmp_path, kind):
+    content = b"a\0\0" + zlib.compress(bytes(50_000_000))
+    chunk = struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+    plain = png_of(2, 2)
+    with pytest.raises(ShardError, match="member 'a.png': .*too large"):
+        dataset(tmp_path, {"a.png": plain[:33] + chunk + plain[33:]})
+
+
+def test_many_small_gzip_members_are_unpacked_in_linear_time():
+    assert unzip(gzip.compress(b"") * 100_000, WHERE, DEFAULT) == b""
+
+
+@pytest.mark.parametrize("values", [np.uint16([[70, 60_000]]), np.float32([[0.5, 1.5]])])
+def test_images_of_more_than_8_bits_are_not_clipped(values):
+    content = saved(Image.fromarray(values), lambda file, image: image.save(file, "TIFF"))
+    with pytest.raises(ShardError, match="whose values 8 bits cannot hold.*decode"):
+        Decode(None, DEFAULT)("tif", content, WHERE)

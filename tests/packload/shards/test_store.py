@@ -216,3 +216,21 @@ def test_local_paths():
     assert local_path("a/b c.tar") == local_path("file:a/b c.tar") == "a/b c.tar"
     assert local_path("file:///a/b%20c.tar") == "/a/b c.tar"
     assert local_path("https://x/a.tar") is None
+
+
+def test_a_file_that_is_there_is_meant_whatever_its_name(tmp_path):
+    (tmp_path / "run[1]").mkdir()
+    for name in ("a{b,c}.tar", "a*.tar", "a[0].tar", "a{.tar"):
+        path = tmp_path / "run[1]" / name
+        path.write_bytes(b"x")
+        assert expand(path) == [str(path)] and Store().size(str(path)) == 1
+    assert local_path("file:///a%20b#1?c.tar") == local_path("file://localhost/a b#1?c.tar") == "/a b#1?c.tar"
+    with pytest.raises(ValueError, match="a file of the machine 'data'"):
+        expand("file://data/a.tar")
+
+
+@pytest.mark.parametrize("pattern", ["a{0..99999999999}.tar", "a" + "{0,1}" * 40, "{" * 2000 + "}" * 2000])
+def test_braces_that_never_end_are_refused(pattern, monkeypatch):
+    monkeypatch.setitem(expand.__globals__, "_MOST_ADDRESSES", 1000)
+    with pytest.raises(ValueError, match="braces"):
+        expand(pattern)

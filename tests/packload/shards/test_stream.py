@@ -245,10 +245,21 @@ def test_lengths_as_given():
 
 def test_processes_that_see_other_shards_do_not_start(three, monkeypatch):
     def gather(digests, own):
-        digests[:] = [own, "other"]
+        digests[:] = [own, ("other", own[1])]
 
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
     monkeypatch.setattr("torch.distributed.all_gather_object", gather)
     with pytest.raises(ShardError, match=r"ranks \[1\] see other samples than rank 0"):
+        loader(three)
+
+
+def test_processes_that_plan_by_other_lengths_do_not_start(three, monkeypatch):
+    def gather(told, own):
+        told[:] = [own, (own[0], "other")]
+
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    monkeypatch.setattr("torch.distributed.all_gather_object", gather)
+    with pytest.raises(ShardError, match=r"ranks \[1\] plan otherwise than rank 0"):
         loader(three)

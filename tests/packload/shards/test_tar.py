@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packload.shards.errors import DamagedShardError, ShardError
-from packload.shards.tar import BLOCK, END, header, padding, read_members
+from packload.shards.tar import BLOCK, END, header, padding, read_members, room
 
 from .tars import add
 
@@ -154,3 +154,63 @@ def test_metadata_without_end_is_refused():
 def test_what_is_no_archive():
     with pytest.raises(ShardError, match="no tar archive"):
         read(b"once upon a time " * 100)
+
+
+def signed(block):
+    """A header with its checksum."""
+    block = bytearray(block)
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def with_records(records, flag=b"0"):
+    """An archive of a member with pax records before it, and another one."""
+    block, about = bytearray(header("x", len(records))), bytearray(header("a.txt", 0))
+    block[156:157], about[156:157] = b"x", flag
+    after = header("b.txt", 1) + b"y" + padding(1) + END
+    return signed(block) + records + padding(len(records)) + signed(about) + after
+
+
+@pytest.mark.parametrize("size", [b"-0000002000\0", b"-1", b"0o3", b"0_3", b"+3", b"3.0"])
+def test_sizes_are_octal_digits_alone(size):
+    block = bytearray(header("a.txt", 3))
+    block[124:136] = size.ljust(12, b"\0")
+    with pytest.raises(DamagedShardError, match="header at byte 0 cannot be read"):
+        read(signed(block) + bytes(4 * BLOCK))
+
+
+@pytest.mark.parametrize("size", ["1_0", "+3", "-3", " 3", "\uff13", "9" * 5000, ""])
+def test_sizes_of_pax_records_are_digits_alone(size):
+    record = f" size={size}\n".encode()
+    length = next(n for n in range(1, 6000) if len(str(n)) + len(record) == n)
+    with pytest.raises(ShardError, match="member 'a.txt': a size of"):
+        read(with_records(str(length).encode() + record))
+
+
+@pytest.mark.parametrize("flag", [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE])
+def test_a_size_in_pax_records_gives_no_content_to_what_has_none(flag):
+    content = with_records(b"13 size=1024\n", flag)
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        assert tar.getnames() == [m.name for m, _ in read(content)] == ["a.txt", "b.txt"]
+
+
+def test_a_million_bytes_of_small_pax_records_are_read_in_linear_time():
+    records = b"6 a=b\n" * 170_000
+    assert [m.name for m, _ in read(with_records(records))] == ["a.txt", "b.txt"]
+
+
+@pytest.mark.parametrize("name", ["a\0b.txt", "a\ud800.txt"])
+def test_names_that_no_archive_can_hold(name):
+    with pytest.raises(ShardError, match="member 'a"):
+        header(name, 3)
+
+
+@given(names, st.integers(0, 2000))
+def test_the_room_that_a_file_takes(name, size):
+    one = archive([(name, bytes(size))])
+    assert (
+        room(name, size)
+        == len(archive([(name, bytes(size)), (name, bytes(size))])[: 2 * room(name, size)]) // 2
+    )
+    assert one.rstrip(b"\0") == one[: room(name, size)].rstrip(b"\0")

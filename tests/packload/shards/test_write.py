@@ -1,7 +1,10 @@
+import errno
 import json
 import multiprocessing
 import os
+import resource
 import signal
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -130,7 +133,7 @@ def test_threads_write_the_same_bytes(tmp_path):
         ({"__key__": "a.b", "txt": "x"}, "'a.b'.*has no dot"),
         ({"__key__": "", "txt": "x"}, "not empty"),
         ({"__key__": "000000003", "txt": "x"}, "was there before"),
-        ({"__key__": "000000004", "txt": "x"}, "there twice"),
+        ({"__key__": "000000004", "txt": "x"}, "the sample before it has the same key"),
         ({"__key__": "000000004", "cls": 1}, "the sample before it has the same key"),
         ({"png": b"nonsense"}, "not an image"),
     ],
@@ -280,3 +283,64 @@ def test_the_index_of_a_shard_is_json_and_arrays(tmp_path):
     assert told["samples"] == 3 and told["tar"] == "shard-000000.tar"
     assert told["tar_bytes"] == os.path.getsize(tmp_path / "shard-000000.tar")
     assert ShardIndex.from_bytes(path.read_bytes(), str(path)).key(2) == "000000002"
+
+
+def test_a_sample_that_is_refused_leaves_nothing_behind(tmp_path):
+    wrong = [
+        {"__key__": "b", "txt": "x", "png": b"nonsense"},
+        {"__key__": "a", "cls": 1},
+        {"__key__": "c\0d", "txt": "x"},
+    ]
+    with ShardWriter(tmp_path) as writer:
+        writer.write({"__key__": "a", "txt": "first"})
+        for sample in wrong:
+            with pytest.raises(ShardError):
+                writer.write(sample)
+        writer.write({"__key__": "b", "txt": "last"})
+    found = [
+        (s["__key__"], sorted(s.keys() - {"__key__", "__url__", "__local_path__"}), s["txt"])
+        for s in read_by_webdataset(tmp_path)
+    ]
+    assert found == [("a", ["txt"], "first"), ("b", ["txt"], "last")]
+    path = tmp_path / "shard-000000.tar"
+    with open(path, "rb") as stream:
+        again = build_index(stream, path.name, path.stat().st_size)
+    assert again.digest() == writer.indexes[0].digest() and (again.start == writer.indexes[0].start).all()
+
+
+def test_a_closed_writer_takes_nothing_more(tmp_path):
+    writer = write(tmp_path, samples_of(2))
+    assert writer.close() == writer.indexes
+    with pytest.raises(ValueError, match="is closed"):
+        writer.write({"txt": "x"})
+
+
+def test_labels_that_are_no_integers_are_not_cut(tmp_path):
+    with pytest.raises(ShardError, match="field 'cls': .*3.7 is not an integer"):
+        write(tmp_path, [{"cls": 3.7}])
+
+
+def test_what_killed_runs_left_is_removed_and_what_others_write_is_not(tmp_path):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    old, new = (tmp_path / f"shard-000007.tar.{number}.part" for number in (gone.pid, os.getpid()))
+    other = tmp_path / "notes.part"
+    for path in (old, new, other):
+        path.write_bytes(b"x")
+    write(tmp_path, samples_of(2))
+    assert not old.exists() and new.exists() and other.exists()
+
+
+def write_limited(folder):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    try:
+        write(folder, [{"raw": bytes(1000)}] * 300)
+    except OSError as error:
+        os._exit(3 if error.errno == errno.EFBIG else 4)
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path):
+    process = multiprocessing.get_context("fork").Process(target=write_limited, args=(tmp_path,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 3 and not list(tmp_path.iterdir())
