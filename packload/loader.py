@@ -125,7 +125,7 @@ class Loader:
         """Begin a pass, or go on from a state that was loaded; ends an iterator that is under way."""
         before = self._iterator()
         if before is not None:
-            before.close()
+            before.supersede()
         iterator = _Iterator(self)
         self._iterator = weakref.ref(iterator)
         return iterator
@@ -248,6 +248,7 @@ class _Iterator(Iterator[Any]):
 
     def __init__(self, loader: Loader) -> None:
         self._loader: Loader | None = loader
+        self._superseded = False
         loader._begin()
 
     def __iter__(self) -> _Iterator:
@@ -259,6 +260,8 @@ class _Iterator(Iterator[Any]):
     def __next__(self) -> Any:
         loader = self._loader
         if loader is None:
+            if self._superseded:
+                raise RuntimeError("another iter() of this loader ended this pass: one is under way at once")
             raise StopIteration
         if loader._pending is not None:
             loader._begin()
@@ -272,6 +275,11 @@ class _Iterator(Iterator[Any]):
         except BaseException:
             self._loader = None
             raise
+
+    def supersede(self) -> None:
+        """End a pass that is under way because another begins."""
+        self._superseded = self._loader is not None
+        self.close()
 
     def close(self) -> None:
         """End the pass, and with it the workers, unless they are persistent."""

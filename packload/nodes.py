@@ -91,6 +91,11 @@ class Indices(BaseNode):
             self.load(initial_state)
         self._loaded = None
         self._iterator = iter(self.batch_sampler)
+        if self._finished and self._iterator is self.batch_sampler and initial_state is None:
+            raise RuntimeError(
+                f"the batch sampler is an iterator, {type(self.batch_sampler).__name__}, and the pass before "
+                "used it up. Give an iterable that begins anew: a list, or an object with __iter__."
+            )
         self._count, self._finished = 0, False
         self._again = initial_state is not None and initial_state["finished"]
         if initial_state is None:

@@ -12,9 +12,9 @@ import packload.nodes as pn
 from packload import Batch, Collate, Loader, PackedTensor
 from packload.transfer import DeviceStreams, Ring
 
+from .loaders import ours, soon
 from .samples import Bad, Ragged, Slow, batches, check, value_error
 from .streams import FakeStreams
-from .test_loader import ours, soon
 
 PROCESS = {"mode": "process", "context": "fork"}
 

@@ -16,6 +16,7 @@ from torchdata import nodes as tn
 import packload.nodes as pn
 from packload import Collate, Loader
 
+from .loaders import indices, ours, shared_names, soon
 from .samples import (
     Bad,
     GloballyRandom,
@@ -29,7 +30,6 @@ from .samples import (
     sleep_long,
     value_error,
 )
-from .test_loader import indices, ours, shared_names, soon
 
 #: Spawned processes take seconds to start: in the fast tests one loader is.
 spawned = pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
