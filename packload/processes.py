@@ -313,17 +313,9 @@ def _dump_stages(stages: list[Stage], arrays: SharedFile) -> Dumped:
 # ---------------------------------------------------------------- in the process
 
 
-def _work(
-    tasks: Connection,
-    replies: Connection,
-    files: dict[int, SharedFile],
-    arrays: SharedFile,
-    stages: list[Stage] | None,
-    place: tuple[int, int],
-    others: list[Connection],
-) -> None:
-    """The main function of a worker process."""
-    _serve(tasks, replies, files, arrays, stages, place, others)
+def _work(*given: Any) -> None:
+    """The main function of a worker process; takes what :func:`_serve` takes."""
+    _serve(*given)
     _exit()
 
 
