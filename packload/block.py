@@ -229,11 +229,7 @@ class Extents:
     """
 
     def __init__(self, spec: Spec, lengths: NDArray[np.int64], cells: list[int]) -> None:
-        if max(cells, default=0) > structure.INDEX_LIMIT:
-            raise ValueError(
-                f"a packed batch of {max(cells)} cells does not fit 32-bit indices (at most "
-                f"{structure.INDEX_LIMIT}); make the batch smaller"
-            )
+        structure.check_indices(max(cells, default=0))
         self.cells = cells
         self.batch_size = lengths.shape[1]
         self.peaks: list[int] = [max(sizes) for sizes in lengths.tolist()]
@@ -286,8 +282,10 @@ class Block:
         extents: the numbers.
         lengths: int64 [P, B] on the host, not in the buffer.
         kept: the fields that lie outside of it.
-        host: the memory of a buffer that was made from an array. In host memory fields lie in this, not in
-            the buffer's storage: pickling for another process moves that, and frees where it was.
+
+    Attributes:
+        host: a buffer of host memory as an array, None for others. Fields lie in this, not in the storage of
+            the buffer that is shown: pickling for another process moves that, and frees where it was.
     """
 
     def __init__(
@@ -297,15 +295,12 @@ class Block:
         extents: Extents,
         lengths: NDArray[np.int64],
         kept: list[Any] | None = None,
-        host: Bytes | None = None,
     ) -> None:
         self.spec = spec
-        if host is None and buffer.device.type == "cpu":
-            host = buffer.numpy()
-            if not buffer.is_shared():
-                buffer = torch.from_numpy(host)
+        self.host: Bytes | None = buffer.numpy() if buffer.device.type == "cpu" else None
+        if self.host is not None and not buffer.is_shared():
+            buffer = torch.from_numpy(self.host)
         self.buffer = buffer
-        self.host = host
         self.extents = extents
         self.lengths = lengths
         self.kept: list[Any] = [] if kept is None else kept

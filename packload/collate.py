@@ -316,10 +316,8 @@ class _Job:
             self._fail_size(cells.index(max(cells)), error)
         memory = allocate(extents.nbytes)
         if isinstance(memory, np.ndarray):
-            host = torch.from_numpy(memory)[: extents.nbytes].numpy()  # keeps the array itself, not its base
-            block = Block(spec, torch.from_numpy(host), extents, lengths, host=host)
-        else:
-            block = Block(spec, memory[: extents.nbytes], extents, lengths)
+            memory = torch.from_numpy(memory)  # keeps the array itself; a slice of it would keep its base
+        block = Block(spec, memory[: extents.nbytes], extents, lengths)
         _write_structure(block)
         written = [column for column in self.columns if column is not None and not column.loose]
         for slot, column in enumerate(written):
@@ -334,10 +332,8 @@ class _Job:
     def _lengths(self) -> tuple[NDArray[np.int64], list[int]]:
         """The cells of every sample in every partition, [P, B], and their sums."""
         sizes = [self.axes[key][0] for key in self.kind.axes]
-        lengths, cells = (
-            np.array(sizes, np.int64).reshape(len(sizes), len(self.samples)),
-            list(map(sum, sizes)),
-        )
+        lengths = np.array(sizes, np.int64).reshape(len(sizes), len(self.samples))
+        cells = list(map(sum, sizes))
         if not self.kind.grids:
             return lengths, cells
         products = [prod(lengths[axis] for axis in grid) for grid in self.kind.grids]

@@ -168,24 +168,18 @@ class Processes(Threads):
         task, slot = remote.sent.popleft()
         seconds = task.seconds + reply.seconds
         if reply.error is not None:
-            self._give_back(remote, slot)
+            remote.give_back(slot, self._ring)
             return Done(task, None, _unpickle_error(reply.error), seconds)
         if slot < self._ring.slots:
             memory = self._ring.lease(slot, reply.nbytes)
         else:
             memory = fresh_memory(reply.nbytes)
             memory[:] = self._ring.memory(slot, reply.nbytes)[: reply.nbytes]
-            self._give_back(remote, slot)
+            remote.give_back(slot, self._ring)
         value = _unship(reply, memory)
         del memory, reply
         result, error, more = run(steps, task, key, value)
         return Done(task, result, error, seconds + more, moves=int(slot >= self._ring.slots))
-
-    def _give_back(self, remote: _Remote, slot: int) -> None:
-        if slot < self._ring.slots:
-            self._ring.give_back(slot)
-        else:
-            remote.reserved.append(slot)
 
     def _end(self, until: float) -> None:
         half = (until + monotonic()) / 2
@@ -196,7 +190,7 @@ class Processes(Threads):
             remote.tasks.close()
             remote.replies.close()
             for _, slot in remote.sent:
-                self._give_back(remote, slot)
+                remote.give_back(slot, self._ring)
             remote.sent.clear()
 
 
@@ -238,8 +232,15 @@ class _Remote:
         try:
             return slot, dumps(Order(task.number, task.item, key, slot))
         except BaseException:
-            ring.give_back(slot) if slot < ring.slots else self.reserved.append(slot)
+            self.give_back(slot, ring)
             raise
+
+    def give_back(self, slot: int, ring: SharedRing) -> None:
+        """A slot that is done with: the ring's, or one reserved for this process."""
+        if slot < ring.slots:
+            ring.give_back(slot)
+        else:
+            self.reserved.append(slot)
 
     def send(self, task: Task, slot: int, order: bytes) -> None:
         """Send a task."""

@@ -18,7 +18,6 @@ import operator
 import os
 import pickle
 import tempfile
-from collections import deque
 from collections.abc import Callable
 from multiprocessing import context, reduction
 from typing import Any, NamedTuple
@@ -28,7 +27,7 @@ import torch
 from torch import Tensor
 
 from .block import ALIGNMENT, Bytes
-from .transfer import Lease
+from .transfer import FreeSlots
 
 Ints = tuple[int, ...]
 
@@ -90,7 +89,7 @@ def _anonymous_file() -> int:
     return descriptor
 
 
-class SharedRing:
+class SharedRing(FreeSlots[int]):
     """Slots of shared memory, owned by one process and written by others.
 
     Args:
@@ -99,22 +98,10 @@ class SharedRing:
     """
 
     def __init__(self, slots: int, lock: Callable[[Bytes], Callable[[], None] | None] | None = None) -> None:
-        self.slots = slots
+        super().__init__(range(slots))
         self.files = [SharedFile() for _ in range(slots)]
-        self._free = deque(range(slots))
-        self._overflows: deque[None] = deque()
         self._lock = lock
         self._locked: dict[int, tuple[Bytes, Callable[[], None] | None]] = {}
-
-    @property
-    def free(self) -> int:
-        """How many slots nobody uses."""
-        return len(self._free)
-
-    @property
-    def overflows(self) -> int:
-        """How often no slot was free."""
-        return len(self._overflows)
 
     def reserve(self, count: int) -> None:
         """Make files for ``count`` more, which are never taken or lent."""
@@ -123,11 +110,10 @@ class SharedRing:
 
     def take(self) -> int | None:
         """A free slot, the one used last; None if there is none."""
-        try:
-            return self._free.pop()
-        except IndexError:
-            self._overflows.append(None)
-            return None
+        slot = self._take()
+        if slot is None:
+            self._overflow()
+        return slot
 
     def memory(self, slot: int, nbytes: int) -> Bytes:
         """A slot's memory, at least ``nbytes`` long."""
@@ -141,7 +127,7 @@ class SharedRing:
             if known is None or known[0] is not memory:
                 self._unlock(slot)
                 self._locked[slot] = memory, self._lock(memory)
-        return np.asarray(Lease(memory, self._free.append, slot))
+        return self._lease(memory, slot)
 
     def give_back(self, slot: int) -> None:
         """Give a slot back that was taken and not lent."""

@@ -19,10 +19,10 @@ which is told that the consumer's stream uses the batch (``record_stream``).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from threading import RLock
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -34,6 +34,9 @@ from .block import Bytes, fresh_memory
 
 _ROOM = 8
 """A slot that grows gets one part in this many more than was asked for."""
+
+
+T = TypeVar("T")
 
 
 class Lease:
@@ -75,7 +78,44 @@ class Slot:
         self.memory: Bytes | None = None
 
 
-class Ring:
+class FreeSlots(Generic[T]):
+    """The slots that nobody uses, taken and given back by any thread without a lock.
+
+    Args:
+        slots: all of them.
+    """
+
+    def __init__(self, slots: Iterable[T]) -> None:
+        self._free = deque(slots)
+        self.slots = len(self._free)
+        self._overflows: deque[None] = deque()
+
+    @property
+    def free(self) -> int:
+        """How many slots nobody uses."""
+        return len(self._free)
+
+    @property
+    def overflows(self) -> int:
+        """How often no slot was free where one was wanted."""
+        return len(self._overflows)
+
+    def _take(self) -> T | None:
+        """The slot that was used last, which is warm; None if there is none."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return None
+
+    def _overflow(self) -> None:
+        self._overflows.append(None)
+
+    def _lease(self, memory: Bytes, slot: T) -> Bytes:
+        """The memory of a slot, which is given back when the last view dies."""
+        return np.asarray(Lease(memory, self._free.append, slot))
+
+
+class Ring(FreeSlots[Slot]):
     """Lends memory that is used again.
 
     Args:
@@ -90,21 +130,9 @@ class Ring:
         make: Callable[[int], Bytes] = fresh_memory,
         reclaim: Callable[[], None] | None = None,
     ) -> None:
-        self.slots = slots
+        super().__init__(Slot() for _ in range(slots))
         self._make = make
         self.reclaim = reclaim
-        self._free = deque(Slot() for _ in range(slots))
-        self._overflows: deque[None] = deque()
-
-    @property
-    def free(self) -> int:
-        """How many slots nobody uses."""
-        return len(self._free)
-
-    @property
-    def overflows(self) -> int:
-        """How often no slot was free, so that fresh memory was given."""
-        return len(self._overflows)
 
     def allocate(self, nbytes: int) -> Bytes:
         """Memory of at least ``nbytes``, uint8, aligned to 64; the slot used last comes first, it is warm."""
@@ -113,7 +141,7 @@ class Ring:
             self.reclaim()
             slot = self._take()
         if slot is None:
-            self._overflows.append(None)
+            self._overflow()
             return self._make(nbytes)
         memory = slot.memory
         if memory is None or memory.nbytes < nbytes:
@@ -122,13 +150,7 @@ class Ring:
             except BaseException:
                 self._free.append(slot)
                 raise
-        return np.asarray(Lease(memory, self._free.append, slot))
-
-    def _take(self) -> Slot | None:
-        try:
-            return self._free.pop()
-        except IndexError:
-            return None
+        return self._lease(memory, slot)
 
 
 class Streams(Protocol):

@@ -139,11 +139,6 @@ class Threads:
         """Whether the workers are this process's, and not those of one that it was forked from."""
         return self._owner == os.getpid()
 
-    @property
-    def overflows(self) -> int:
-        """How many results found no memory of the ring; those of stages' own rings are not among them."""
-        return 0
-
     def begin(self, feed: Feed, key: tuple[int, ...]) -> None:
         """Serve a feed, when what was left of the one before is done with.
 

@@ -32,13 +32,18 @@ def host_offsets(lengths: np.ndarray) -> tuple[np.ndarray, int]:
     offsets = np.empty(len(lengths) + 1, dtype=np.int32)
     offsets[0], ends = 0, lengths.cumsum()
     total = int(ends[-1]) if len(ends) else 0
-    if total > INDEX_LIMIT:
-        raise ValueError(
-            f"a packed batch of {total} cells does not fit 32-bit indices (at most {INDEX_LIMIT}); "
-            "make the batch smaller"
-        )
+    check_indices(total)
     offsets[1:] = ends
     return offsets, total
+
+
+def check_indices(cells: int) -> None:
+    """Raise ValueError where 32-bit indices of so many cells would wrap around."""
+    if cells > INDEX_LIMIT:
+        raise ValueError(
+            f"a packed batch of {cells} cells does not fit 32-bit indices (at most {INDEX_LIMIT}); "
+            "make the batch smaller"
+        )
 
 
 def extent(total: int) -> Tensor:
